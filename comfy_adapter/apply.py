@@ -1,0 +1,87 @@
+"""What the nodes do: one function a node, from validated settings to a patched clone."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..dbcache.backend import load_cache_dit
+from ..dbcache.settings import DBCacheSettings
+from .families import find_stack
+from .keys import DBCACHE_KEY, REPORT_KEY
+from .model_call import add_wrappers
+from .offload_settings import OffloadSettings
+from .patcher import layerwise_patcher, with_new_identity
+from .report import NO_RUN, ReportBox
+from .versions import is_dynamic, keeps_everything_on_device
+
+log = logging.getLogger("dit_layerwise_offload")
+
+
+def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
+    """Return a clone of ``model`` whose blocks are streamed as ``settings`` say.
+
+    Raises:
+        ValueError: the model has no known block stack, or a setting asks for what this version does not do.
+    """
+    find_stack(_diffusion_model(model))
+    patched = model.clone()
+    _add_report(patched)
+    if is_dynamic(model):
+        if settings.engine == "layerwise":
+            raise ValueError(
+                "engine is 'layerwise', but this model is under ComfyUI's dynamic VRAM, which this version cannot"
+                " convert yet. Set engine to 'auto', or start ComfyUI with --disable-dynamic-vram."
+            )
+        log.info("DiT Layerwise Offload: ComfyUI's dynamic VRAM streams this model already; its engine is used.")
+        return patched
+    if settings.engine == "comfyui":
+        raise ValueError(
+            "engine is 'comfyui', but this model is not under ComfyUI's dynamic VRAM, so nothing would stream it. Set"
+            " engine to 'auto' or 'layerwise'."
+        )
+    if keeps_everything_on_device(model):
+        log.info("DiT Layerwise Offload: ComfyUI was told to keep models on the device; the model passes unchanged.")
+        return patched
+    if model.weight_inplace_update:
+        raise ValueError("model is patched in place (weight_inplace_update), which streaming cannot undo. Reload it.")
+    return with_new_identity(layerwise_patcher(patched, settings))
+
+
+def apply_dbcache(model: Any, settings: DBCacheSettings) -> Any:
+    """Return a clone of ``model`` that skips blocks as ``settings`` say.
+
+    Raises:
+        ValueError: the model has no known block stack, or Fn + Bn leaves nothing to skip.
+        RuntimeError: cache-dit is missing or not a tested version.
+    """
+    settings.check_stack(len(find_stack(_diffusion_model(model)).blocks))
+    load_cache_dit()
+    patched = model.clone()
+    _add_report(patched)
+    patched.set_attachments(DBCACHE_KEY, settings)
+    return patched
+
+
+def last_run(model: Any) -> tuple[str, str]:
+    """Return (summary for people, JSON) of the last run made with ``model``; a message in both before the first."""
+    box: ReportBox | None = model.attachments.get(REPORT_KEY)
+    if box is None:
+        message = "This MODEL has neither DiT Layerwise Offload nor DBCache on it. Connect the MODEL they put out."
+        return message, message
+    if box.report is None:
+        return NO_RUN, NO_RUN
+    return box.report.summary(), box.report.to_json()
+
+
+def _add_report(patched: Any) -> None:
+    patched.set_attachments(REPORT_KEY, ReportBox())
+    add_wrappers(patched)
+
+
+def _diffusion_model(model: Any) -> Any:
+    inner = getattr(model, "model", None)
+    diffusion_model = getattr(inner, "diffusion_model", None)
+    if diffusion_model is None:
+        raise ValueError(f"model is a {type(model).__name__} without a diffusion model. Connect a MODEL of a DiT.")
+    return diffusion_model

@@ -1,0 +1,155 @@
+"""The wrappers around sampling runs and model calls: where the hooks go on and come off."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import comfy.patcher_extension
+import torch
+
+from ..dbcache.gate import CallGate
+from ..offload.hook_manager import HookManager
+from ..offload.schedule import Plan
+from ..offload.streamer import BlockStreamer
+from .families import BlockStack, family_of, find_stack
+from .keys import RUN_KEY, WRAPPER_KEY
+from .model_streaming import current_streamer
+from .sampling_run import SamplingRun
+
+
+def add_wrappers(patcher: Any) -> None:
+    """Put the pack's wrappers on ``patcher``, once however many of its nodes are in the chain."""
+    kinds = comfy.patcher_extension.WrappersMP
+    for kind, wrapper in (
+        (kinds.OUTER_SAMPLE, wrap_sampling_run),
+        (kinds.APPLY_MODEL, wrap_apply_model),
+        (kinds.DIFFUSION_MODEL, wrap_diffusion_model),
+    ):
+        if not patcher.get_wrappers(kind, WRAPPER_KEY):
+            patcher.add_wrapper_with_key(kind, WRAPPER_KEY, wrapper)
+
+
+def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """OUTER_SAMPLE: one :class:`SamplingRun` for the length of the run, found by the calls in their options."""
+    guider = executor.class_obj
+    sigmas = _bound(executor.original, args, kwargs)["sigmas"]
+    run = SamplingRun(guider.model_patcher, [float(sigma) for sigma in sigmas])
+    options = guider.model_options.setdefault("transformer_options", {})
+    options[RUN_KEY] = run
+    try:
+        return executor(*args, **kwargs)
+    finally:
+        options.pop(RUN_KEY, None)
+        run.close()
+
+
+@torch.compiler.disable
+def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """APPLY_MODEL: used for families whose forward has no wrapper of its own."""
+    diffusion_model = executor.class_obj.diffusion_model
+    family = family_of(diffusion_model)
+    if family is None or family.wrapper != "apply_model":
+        return executor(*args, **kwargs)
+    return _call_with_hooks(executor, diffusion_model, args, kwargs)
+
+
+@torch.compiler.disable
+def wrap_diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """DIFFUSION_MODEL: the usual place, right around the model's forward."""
+    return _call_with_hooks(executor, executor.class_obj, args, kwargs)
+
+
+def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    arguments = _bound(executor.original, args, kwargs)
+    options = arguments.get("transformer_options") or {}
+    run: SamplingRun | None = options.get(RUN_KEY)
+    if run is not None and not run.covers(diffusion_model):
+        run = None
+    streamer = current_streamer(diffusion_model)
+    if run is None and streamer is None:
+        return executor(*args, **kwargs)
+    call = _ModelCall(find_stack(diffusion_model), streamer, run, lambda: executor(*args, **kwargs))
+    return call.run(options, arguments.get("control"))
+
+
+class _ModelCall:
+    """One forward of the diffusion model, hooked, repeated without the cache if the gate could not follow it."""
+
+    def __init__(
+        self, stack: BlockStack, streamer: BlockStreamer | None, run: SamplingRun | None, forward: Callable[[], Any]
+    ) -> None:
+        self._stack = stack
+        self._streamer = streamer
+        self._run = run
+        self._forward = forward
+        self._ran: list[int] = []
+
+    def run(self, options: dict[str, Any], control: Any) -> Any:
+        if self._run is None:
+            return self._attempt(None)
+        before = self._stream_counts()
+        info = self._run.describe(options, control)
+        gate = self._run.begin_call(info, self._announce)
+        output = self._attempt(gate)
+        outcome = None
+        if gate is not None:
+            outcome = gate.finish()
+            if gate.must_recompute:
+                output = self._attempt(None)
+        after = self._stream_counts()
+        slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
+        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots)
+        return output
+
+    def _attempt(self, gate: CallGate | None) -> Any:
+        interceptors = [one for one in (gate, self._streamer) if one is not None]
+        if self._streamer is not None:
+            self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head())
+        try:
+            with HookManager(self._stack.blocks, interceptors) as hooks:
+                output = self._forward()
+        finally:
+            if self._streamer is not None:
+                self._streamer.end_call()
+        self._ran += hooks.ran
+        return output
+
+    def _announce(self, blocks: tuple[int, ...]) -> None:
+        if self._streamer is not None:
+            self._streamer.announce(Plan(blocks))
+
+    def _first_plan(self, gate: CallGate | None) -> Plan | None:
+        """Until the gate decides, only the blocks before its decision are certain to run."""
+        if gate is None:
+            return None
+        head = self._run.session.head
+        return Plan(tuple(range(head)), complete=head == len(self._stack.blocks))
+
+    def _next_head(self) -> int | None:
+        return len(self._stack.blocks) if self._run is None else self._run.next_head(self._stack)
+
+    def _stream_counts(self) -> tuple[int, int]:
+        counts = self._streamer.counts if self._streamer is not None else None
+        return (counts.streamed, counts.wasted) if counts is not None else (0, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _bound(method: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the call's arguments by name, those a ``**kwargs`` parameter caught among them."""
+    function = getattr(method, "__func__", None)
+    if function is None:
+        bound = inspect.signature(method).bind(*args, **kwargs)
+    else:
+        bound = _signature(function).bind(method.__self__, *args, **kwargs)
+    arguments = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name, {}))
+    return arguments

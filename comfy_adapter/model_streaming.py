@@ -1,0 +1,120 @@
+"""What is shared by all patchers of one underlying model: which of its blocks are streamed, and by whom.
+
+ComfyUI's clones share one model object, so streaming state belongs to that object. It is found through a weak
+dictionary keyed by the diffusion model: it goes when the model goes, and leaves no attribute on it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ..offload.block_weights import BlockWeights
+from ..offload.residency import choose_streamed, slot_bytes
+from ..offload.streamer import BlockStreamer
+from .families import BlockStack, find_stack, unwrapped
+from .keys import DBCACHE_KEY
+from .offload_settings import OffloadSettings
+
+_streaming_of: weakref.WeakKeyDictionary[torch.nn.Module, ModelStreaming] = weakref.WeakKeyDictionary()
+
+
+class ModelStreaming:
+    """Streaming state of one underlying model.
+
+    Attributes:
+        streamed: the blocks that ComfyUI's loader must leave alone.
+        streamer: the engine while a layerwise patcher is loaded, else ``None``.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        blocks = find_stack(model.diffusion_model).blocks
+        size = comfy.model_management.module_size
+        self.full_bytes: int = size(model)
+        self._module_bytes = [size(block) for block in blocks]
+        self._packed_bytes = [BlockWeights(block).size for block in blocks]
+        self._model = weakref.ref(model)
+        self.streamed: tuple[int, ...] = ()
+        self.streamer: BlockStreamer | None = None
+        self._weights_id: object | None = None
+        self._owner: object | None = None
+
+    def choose(self, settings: OffloadSettings, attachments: dict[str, Any], budget: float) -> tuple[int, ...]:
+        """Return the blocks to stream within ``budget`` device bytes for weights."""
+        cache = attachments.get(DBCACHE_KEY)
+        cache = cache.with_preset() if cache is not None else None
+        return choose_streamed(
+            self._packed_bytes,
+            max(0, self.full_bytes - sum(self._module_bytes)),
+            min(budget, settings.budget_bytes),
+            policy=settings.policy(cache is not None),
+            prefetch=settings.prefetch_blocks,
+            max_resident=None if settings.resident_blocks < 0 else settings.resident_blocks,
+            front=cache.fn if cache is not None else 0,
+            back=cache.bn if cache is not None else 0,
+        )
+
+    def slot_bytes(self, streamed: tuple[int, ...], prefetch: int) -> int:
+        """Return the device bytes of the slots for ``streamed``."""
+        return slot_bytes(self._packed_bytes, streamed, prefetch)
+
+    def device_bytes(self, streamed: tuple[int, ...], prefetch: int) -> int:
+        """Return the device bytes the model takes for weights when fully placed: residents and slots."""
+        resident = self.full_bytes - sum(self._module_bytes[index] for index in streamed)
+        return resident + self.slot_bytes(streamed, prefetch)
+
+    def owned_by(self, token: object) -> bool:
+        """Whether the engine belongs to the patcher with this token."""
+        return self.streamer is not None and self._owner is token
+
+    def is_built_for(self, weights_id: object) -> bool:
+        """Whether the engine holds the weights that ComfyUI knows by this ``patches_uuid``."""
+        return self.streamer is not None and self._weights_id == weights_id
+
+    def claim(self, token: object, weights_id: object, streamer: BlockStreamer) -> None:
+        """Put a newly built engine in charge; the one before it gives its buffers back."""
+        self.release()
+        self.streamer, self._weights_id, self._owner = streamer, weights_id, token
+
+    def hand_over(self, token: object) -> None:
+        """Make the patcher with this token the owner of the engine as it is."""
+        self._owner = token
+
+    @property
+    def current_streamer(self) -> BlockStreamer | None:
+        """The engine, as long as the weights ComfyUI has loaded into the model are those it was built for."""
+        model = self._model()
+        loaded = None if model is None else model.current_weight_patches_uuid
+        return self.streamer if loaded is not None and self.is_built_for(loaded) else None
+
+    def release(self) -> None:
+        """Drop the engine with its slots and baked weights."""
+        if self.streamer is not None:
+            self.streamer.release_slots()
+        self.streamer = self._weights_id = self._owner = None
+
+
+def streaming_of(model: torch.nn.Module) -> ModelStreaming:
+    """Return the streaming state of an underlying model (ComfyUI's BaseModel), made on first use.
+
+    Raises:
+        ValueError: no block stack is known for the model.
+    """
+    root = unwrapped(model.diffusion_model)
+    if root not in _streaming_of:
+        _streaming_of[root] = ModelStreaming(model)
+    return _streaming_of[root]
+
+
+def current_streamer(diffusion_model: torch.nn.Module) -> BlockStreamer | None:
+    """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
+    streaming = _streaming_of.get(unwrapped(diffusion_model))
+    return streaming.current_streamer if streaming is not None else None
+
+
+def stack_of(model: torch.nn.Module) -> BlockStack:
+    """Return the block stack of an underlying model as it is now."""
+    return find_stack(model.diffusion_model)

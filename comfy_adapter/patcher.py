@@ -1,0 +1,212 @@
+"""A mixin over ComfyUI's model patcher that leaves the streamed blocks to the layerwise engine.
+
+ComfyUI keeps everything else: it places, counts, patches, evicts and saves the resident blocks and the weights
+outside the stack, as for any model. Streamed blocks keep their original weights on the offload device and are
+left out of the loader's list; what they cost on the device are the engine's slots, counted in the sizes told.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from typing import Any
+
+from ..offload.device import offload_device
+from ..offload.streamer import BlockStreamer
+from .effective_weights import build_block_weights
+from .model_streaming import ModelStreaming, stack_of, streaming_of
+from .offload_settings import OffloadSettings
+
+log = logging.getLogger("dit_layerwise_offload.patcher")
+
+UNLIMITED = 1e32
+SMALLEST_BUDGET = 0.1
+
+
+class LayerwiseOffloadMixin:
+    """Overrides as little of the patcher as it can; see the module docstring for the division of labour."""
+
+    layerwise_settings: OffloadSettings | None = None
+    _layerwise_token: object | None = None
+
+    def clone(self, *args: Any, **kwargs: Any) -> Any:
+        copy = super().clone(*args, **kwargs)
+        return layerwise_patcher(copy, self.layerwise_settings) if self.layerwise_settings is not None else copy
+
+    def model_size(self) -> int:
+        if self.layerwise_settings is None:
+            return super().model_size()
+        streaming = self._streaming
+        streamed = streaming.streamed if self._is_loaded else self._choose(float("inf"))
+        return streaming.device_bytes(streamed, self._prefetch)
+
+    def loaded_size(self) -> int:
+        loaded = super().loaded_size()
+        if self.layerwise_settings is not None and self._owns_engine:
+            loaded += self._streaming.streamer.slot_bytes
+        return loaded
+
+    def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False, **kwargs: Any):
+        if self.layerwise_settings is None:
+            return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
+        streaming = self._streaming
+        # Older versions save by force-patching everything and reading the state dict: then nothing is streamed.
+        wanted = () if force_patch_weights else self._choose_for(extra_memory)
+        if wanted != streaming.streamed:
+            self.unpatch_model(self.offload_device, unpatch_weights=True)
+            streaming.release()
+            streaming.streamed = wanted
+        result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
+        if streaming.streamed:
+            self._ensure_engine(device_to)
+            streaming.streamer.acquire_slots()
+        return result
+
+    def load(
+        self,
+        device_to: Any = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if self.layerwise_settings is None or not self._streaming.streamed:
+            return super().load(
+                device_to,
+                lowvram_model_memory=lowvram_model_memory,
+                force_patch_weights=force_patch_weights,
+                full_load=full_load,
+                **kwargs,
+            )
+        # A full load would move the whole model, streamed blocks and all; a budget of 0 means the same.
+        budget = lowvram_model_memory or UNLIMITED
+        slots = self._streaming.slot_bytes(self._streaming.streamed, self._prefetch)
+        super().load(
+            device_to,
+            lowvram_model_memory=max(SMALLEST_BUDGET, budget - slots),
+            force_patch_weights=force_patch_weights,
+            full_load=False,
+            **kwargs,
+        )
+        self._ensure_engine(device_to)
+
+    def partially_unload(self, device_to: Any, memory_to_free: float = 0, *args: Any, **kwargs: Any) -> float:
+        freed = 0
+        if self.layerwise_settings is not None and self._owns_engine:
+            # Idle slots first: they cost nothing to make again.
+            freed = self._streaming.streamer.release_slots()
+            if freed >= memory_to_free > 0:
+                return freed
+        return freed + super().partially_unload(device_to, memory_to_free - freed, *args, **kwargs)
+
+    def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> Any:
+        if unpatch_weights and self.layerwise_settings is not None and self._owns_engine:
+            self._streaming.release()
+        return super().unpatch_model(device_to, unpatch_weights)
+
+    def detach(self, unpatch_all: bool = True) -> Any:
+        # Called on every transient clone that dies, too: only the engine's owner may give the slots back.
+        if self.layerwise_settings is not None and self._owns_engine:
+            self._streaming.streamer.release_slots()
+        return super().detach(unpatch_all)
+
+    def patch_hooks(self, hooks: Any) -> Any:
+        changed = set(self.hook_backup)
+        result = super().patch_hooks(hooks)
+        changed |= set(self.hook_backup)
+        if changed and self.layerwise_settings is not None and self._owns_engine:
+            # ComfyUI edits the weights at rest in place: what is baked or under way is out of date.
+            self._build_engine(self.load_device)
+        return result
+
+    def __del__(self) -> None:
+        if self.layerwise_settings is not None and self._owns_engine:
+            self._streaming.release()
+        if hasattr(super(), "__del__"):
+            super().__del__()
+
+    def _load_list(self, *args: Any, **kwargs: Any) -> list[tuple]:
+        entries = super()._load_list(*args, **kwargs)
+        if self.layerwise_settings is None or not self._streaming.streamed:
+            return entries
+        left_out = self._streamed_modules()
+        return [entry for entry in entries if id(entry[-2]) not in left_out]
+
+    @property
+    def _streaming(self) -> ModelStreaming:
+        return streaming_of(self.model)
+
+    @property
+    def _prefetch(self) -> int:
+        return self.layerwise_settings.prefetch_blocks
+
+    @property
+    def _owns_engine(self) -> bool:
+        return self._layerwise_token is not None and self._streaming.owned_by(self._layerwise_token)
+
+    @property
+    def _is_loaded(self) -> bool:
+        """Whether the model is on the device now with this patcher's weights."""
+        return self.model.current_weight_patches_uuid == self.patches_uuid
+
+    def _choose(self, budget: float) -> tuple[int, ...]:
+        return self._streaming.choose(self.layerwise_settings, self.attachments, budget)
+
+    def _choose_for(self, extra_memory: float) -> tuple[int, ...]:
+        """Return the blocks to stream in a load that may take ``extra_memory`` more bytes.
+
+        A model that is loaded already keeps its split as long as the settings allow it: another split costs a
+        full reload.
+        """
+        streaming = self._streaming
+        if self._is_loaded and self._owns_engine and streaming.streamed:
+            most = self._choose(float("inf"))
+            fixed = self.layerwise_settings.resident_blocks >= 0 or self.layerwise_settings.vram_budget_gb > 0
+            if not fixed or streaming.streamed == most:
+                return streaming.streamed
+        return self._choose(self.loaded_size() + extra_memory)
+
+    def _streamed_modules(self) -> set[int]:
+        blocks = stack_of(self.model).blocks
+        return {id(module) for index in self._streaming.streamed for module in blocks[index].modules()}
+
+    def _ensure_engine(self, device: Any) -> None:
+        """Build the engine, or take over the one a clone with the same weights has built."""
+        self._layerwise_token = self._layerwise_token or object()
+        if self._streaming.is_built_for(self.patches_uuid):
+            self._streaming.hand_over(self._layerwise_token)
+        else:
+            self._build_engine(device)
+
+    def _build_engine(self, device: Any) -> None:
+        blocks = stack_of(self.model).blocks
+        weights = {}
+        with self.use_ejected():
+            entries = [(entry[-3], entry[-2]) for entry in super()._load_list()]
+            for index in self._streaming.streamed:
+                members = {id(module) for module in blocks[index].modules()}
+                own = [(name, module) for name, module in entries if id(module) in members]
+                weights[index] = build_block_weights(self, blocks[index], own, device)
+        streamer = BlockStreamer(weights, len(blocks), offload_device(device), self._prefetch)
+        self._streaming.claim(self._layerwise_token, self.patches_uuid, streamer)
+        log.info("%s: %d of %d blocks are streamed.", type(self.model).__name__, len(weights), len(blocks))
+
+
+@functools.cache
+def _derived(patcher_class: type) -> type:
+    return type(f"LayerwiseOffload{patcher_class.__name__}", (LayerwiseOffloadMixin, patcher_class), {})
+
+
+def layerwise_patcher(patcher: Any, settings: OffloadSettings) -> Any:
+    """Give ``patcher``, a fresh clone, the mixin and its settings; a patcher that has them gets new settings."""
+    if not isinstance(patcher, LayerwiseOffloadMixin):
+        patcher.__class__ = _derived(type(patcher))
+    patcher.layerwise_settings = settings
+    return patcher
+
+
+def with_new_identity(patcher: Any) -> Any:
+    """Mark ``patcher``'s weights as different, so that ComfyUI loads it even where the plain model is loaded."""
+    patcher.patches_uuid = uuid.uuid4()
+    return patcher

@@ -1,0 +1,92 @@
+"""What a sampling run did, as plain numbers: the report node's JSON and its summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+NO_RUN = "No sampling run has been made with this MODEL yet. Connect the sampler's output to 'after'."
+REPORT_VERSION = 1
+
+
+@dataclass
+class CallRecord:
+    """One model call. ``bytes_streamed`` counts copies started during the call, also those for the next one."""
+
+    step: int
+    sigma: float
+    branch: str
+    outcome: str
+    reason: str
+    diffs: dict[str, float]
+    blocks_run: list[int]
+    bytes_streamed: int
+    bytes_wasted: int
+
+
+@dataclass
+class RunReport:
+    """One sampling run; sizes in bytes. ``notes`` are the fallbacks and hints that were logged."""
+
+    model: str
+    comfyui: str
+    engine: str
+    steps: int
+    blocks: int
+    calls: list[CallRecord] = field(default_factory=list)
+    peak_slot_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def totals(self) -> dict[str, int]:
+        """Return the sums over all calls."""
+        blocks_run = sum(len(call.blocks_run) for call in self.calls)
+        return {
+            "calls": len(self.calls),
+            "hits": sum(call.outcome == "hit" for call in self.calls),
+            "blocks_run": blocks_run,
+            "blocks_skipped": max(0, len(self.calls) * self.blocks - blocks_run),
+            "bytes_streamed": sum(call.bytes_streamed for call in self.calls),
+            "bytes_wasted": sum(call.bytes_wasted for call in self.calls),
+            "peak_slot_bytes": self.peak_slot_bytes,
+        }
+
+    def to_json(self) -> str:
+        """Return the report as JSON, see the README's "Run report"."""
+        return json.dumps(
+            {
+                "version": REPORT_VERSION,
+                "model": self.model,
+                "comfyui": self.comfyui,
+                "engine": self.engine,
+                "steps": self.steps,
+                "calls": [asdict(call) for call in self.calls],
+                "totals": self.totals(),
+                "notes": self.notes,
+            }
+        )
+
+    def summary(self) -> str:
+        """Return a few lines for people."""
+        totals = self.totals()
+        every = totals["blocks_run"] + totals["blocks_skipped"]
+        fewer = every / totals["blocks_run"] if totals["blocks_run"] else 1.0
+        lines = [
+            f"{self.model}, ComfyUI {self.comfyui}, engine {self.engine}",
+            f"{self.steps} steps, {totals['calls']} model calls, {totals['hits']} of them cached",
+            f"{totals['blocks_run']} of {every} blocks run ({fewer:.2f}x fewer)",
+            f"{mib(totals['bytes_streamed'])} streamed, {mib(totals['bytes_wasted'])} of it for nothing,"
+            f" slots {mib(totals['peak_slot_bytes'])}",
+        ]
+        return "\n".join(lines + self.notes)
+
+
+class ReportBox:
+    """Holds the report of the last run made with one MODEL output; shared by that output's clones."""
+
+    def __init__(self) -> None:
+        self.report: RunReport | None = None
+
+
+def mib(size: int) -> str:
+    """Return a size in bytes as MiB."""
+    return f"{size / 2**20:.1f} MiB"

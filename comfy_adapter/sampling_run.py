@@ -1,0 +1,153 @@
+"""One sampling run: which step and branch each model call belongs to, and what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from ..dbcache.branches import CallInfo, base_name
+from ..dbcache.gate import CallGate, CallOutcome
+from ..dbcache.session import DBCacheSession
+from ..dbcache.settings import DBCacheSettings
+from ..dbcache.steps import StepCounter
+from .families import BlockStack, find_stack, unwrapped
+from .keys import DBCACHE_KEY, REPORT_KEY
+from .patcher import LayerwiseOffloadMixin
+from .report import CallRecord, ReportBox, RunReport
+from .versions import comfyui_version, keeping_context
+
+log = logging.getLogger("dit_layerwise_offload.run")
+
+NO_CACHE = "DBCache is not on this model"
+
+
+class SamplingRun:
+    """Made when sampling starts and closed when it ends, also by an error or an interrupt.
+
+    Args:
+        patcher: the model patcher that is sampled.
+        sigmas: the schedule, steps + 1 noise levels.
+    """
+
+    def __init__(self, patcher: Any, sigmas: list[float]) -> None:
+        self._root = unwrapped(patcher.model.diffusion_model)
+        stack = find_stack(self._root)
+        self.counter = StepCounter(sigmas)
+        self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
+        self._report = RunReport(
+            model=type(patcher.model).__name__,
+            comfyui=comfyui_version(),
+            engine="layerwise" if isinstance(patcher, LayerwiseOffloadMixin) else "comfyui",
+            steps=self.counter.steps,
+            blocks=len(stack.blocks),
+        )
+        settings: DBCacheSettings | None = patcher.attachments.get(DBCACHE_KEY)
+        self._settings = settings
+        self.session: DBCacheSession | None = None
+        if settings is not None:
+            to_sigma = patcher.model.model_sampling.percent_to_sigma
+            self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
+            self.session = DBCacheSession(settings, self.counter.steps, stack.layout, keeping_context())
+            for note in self.session.notes:
+                log.info("%s", note)
+
+    def covers(self, diffusion_model: Any) -> bool:
+        """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
+        return unwrapped(diffusion_model) is self._root
+
+    def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
+        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from
+        the device: the sigma."""
+        sigma = float(options["sigmas"].flatten()[0]) if options.get("sigmas") is not None else 0.0
+        return CallInfo(
+            step=self.counter.at(sigma),
+            sigma=sigma,
+            conds=tuple(options.get("uuids", ())),
+            kinds=tuple(options.get("cond_or_uncond", ())),
+            setting=(_window(options), _replaced(options)),
+            control=_control_signature(control),
+            closed=self._closed(sigma),
+        )
+
+    def begin_call(self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None) -> CallGate | None:
+        """Return the cache gate for a call, ``None`` when DBCache is not on the model."""
+        return self.session.begin_call(call, announce) if self.session is not None else None
+
+    def next_head(self, stack: BlockStack) -> int | None:
+        """Return how many blocks at the head of the next call are certain to run, ``None`` in the last step."""
+        if self.counter.at_last:
+            return None
+        return self.session.head if self.session is not None else len(stack.blocks)
+
+    def record(
+        self, call: CallInfo, outcome: CallOutcome | None, ran: list[int], streamed: int, wasted: int, slots: int
+    ) -> None:
+        """Keep what became of a call; sizes in bytes."""
+        if outcome is None:
+            outcome = CallOutcome(base_name(call.kinds), False, NO_CACHE)
+        record = CallRecord(
+            step=call.step,
+            sigma=call.sigma,
+            branch=outcome.branch,
+            outcome="hit" if outcome.hit else "miss",
+            reason=outcome.reason,
+            diffs=outcome.diffs,
+            blocks_run=ran,
+            bytes_streamed=streamed,
+            bytes_wasted=wasted,
+        )
+        self._report.calls.append(record)
+        self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
+        if self._settings is not None and self._settings.verbose:
+            log.info("step %d, %s: %s (%s)", call.step, record.branch, record.outcome, record.reason)
+
+    def close(self) -> None:
+        """Drop the run's tensors and hand its report over."""
+        if self.session is not None:
+            self._report.notes = list(self.session.notes)
+            self.session.close()
+        if self._box is not None:
+            self._box.report = self._report
+        totals = self._report.totals()
+        log.info(
+            "%s: %d of %d model calls cached, %d of %d blocks run, %.1f MiB streamed, %.1f MiB wasted.",
+            self._report.model,
+            totals["hits"],
+            totals["calls"],
+            totals["blocks_run"],
+            totals["blocks_run"] + totals["blocks_skipped"],
+            totals["bytes_streamed"] / 2**20,
+            totals["bytes_wasted"] / 2**20,
+        )
+
+    def _closed(self, sigma: float) -> str:
+        if self._settings is None:
+            return ""
+        start, end = self._open
+        if sigma > start:
+            return "before start_percent"
+        return "after end_percent" if sigma <= end else ""
+
+
+def _window(options: Mapping[str, Any]) -> Hashable:
+    window = options.get("context_window")
+    return None if window is None else tuple(getattr(window, "index_list", (str(window),)))
+
+
+def _replaced(options: Mapping[str, Any]) -> Hashable:
+    """Which blocks or attentions other nodes replace in this call: skip-layer or perturbed guidance, for example,
+    calls the model again for the same condition with some of them replaced."""
+    replaced = options.get("patches_replace", {})
+    return tuple(sorted((name, tuple(sorted(map(str, keys)))) for name, keys in replaced.items() if keys))
+
+
+def _control_signature(control: Any) -> Hashable:
+    """Describe the form of a ControlNet's output: which additions there are, not their values."""
+    if not isinstance(control, Mapping):
+        return ()
+    return tuple(
+        (name, tuple(None if add is None else tuple(add.shape) for add in additions))
+        for name, additions in sorted(control.items())
+        if additions is not None
+    )

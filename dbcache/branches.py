@@ -1,0 +1,70 @@
+"""Branches: the conditioning streams of a run whose caches must never mix.
+
+A branch is known by everything that tells its calls apart. Whether cond and uncond come joined in one call or
+split into two, in whatever order, with other conditions between: each combination is just a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from .backend import BranchContext
+from .layout import Hidden
+
+
+@dataclass(frozen=True)
+class CallInfo:
+    """What is known about one model call before its first block runs.
+
+    Attributes:
+        step: sampler step, from 0.
+        sigma: noise level of the call.
+        conds: one identity for each condition in the call's batch, in order (ComfyUI's cond uuids).
+        kinds: for each of them 0 (positive), 1 (negative) or a higher index.
+        setting: whatever else tells streams of calls apart: context window, replaced blocks.
+        control: describes the call's control input; a change makes the call a miss.
+        closed: why no call may hit now (outside start/end percent), or an empty string.
+    """
+
+    step: int
+    sigma: float
+    conds: tuple[Hashable, ...] = ()
+    kinds: tuple[int, ...] = ()
+    setting: Hashable = ()
+    control: Hashable = ()
+    closed: str = ""
+
+
+@dataclass
+class Branch:
+    """One branch's state in a run: cache-dit's context and what the pack keeps beside it."""
+
+    name: str
+    context: BranchContext
+    recorded: bool = False
+    control: Hashable = ()
+    unsupported: str = ""
+
+
+def shape_key(hidden: Hidden) -> Hashable:
+    """Return the part of a branch's key that the hidden states themselves carry."""
+    return tuple((name, tuple(value.shape), value.dtype, value.device) for name, value in hidden.items())
+
+
+KIND_NAMES = ("cond", "uncond")
+
+
+def base_name(kinds: Sequence[int]) -> str:
+    """Return a readable name for the conditions of a call, for example ``uncond+cond``."""
+    return "+".join(KIND_NAMES[kind] if kind < len(KIND_NAMES) else f"cond{kind}" for kind in kinds) or "call"
+
+
+def branch_name(kinds: Sequence[int], taken: Sequence[str]) -> str:
+    """Return a unique name: the base name, and ``cond #2`` for the second branch of that name."""
+    base = base_name(kinds)
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base} #{count}"
+    return name

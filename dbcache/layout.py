@@ -1,0 +1,108 @@
+"""How hidden states travel through a block stack: pure descriptions and the functions that read them.
+
+A *segment* is a run of blocks with one calling convention, a *stream* one hidden state that is judged on its
+own. The descriptions are data, so that a model family is a table entry and not a branch in the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Hidden = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One hidden state of a segment.
+
+    Attributes:
+        name: how the report calls it, for example ``image``.
+        argument: the block's keyword for it.
+        position: its place among the positional arguments, where a model passes it so.
+        item: its index when that argument is a tuple of hidden states.
+        output: its index in the tuple the block returns; ``None`` when the block returns it bare.
+    """
+
+    name: str
+    argument: str
+    position: int | None = None
+    item: int | None = None
+    output: int | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of blocks with one calling convention."""
+
+    streams: tuple[Stream, ...]
+
+    def read_inputs(self, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
+        """Return the hidden states a block is called with; ``None`` when the call does not look as described."""
+        hidden: Hidden = {}
+        for stream in self.streams:
+            value = _argument(stream, args, kwargs)
+            if not isinstance(value, torch.Tensor):
+                return None
+            hidden[stream.name] = value
+        return hidden
+
+    def read_outputs(self, result: Any) -> Hidden | None:
+        """Return the hidden states a block returned; ``None`` when the result does not look as described."""
+        if self.streams[0].output is None:
+            return {self.streams[0].name: result} if isinstance(result, torch.Tensor) else None
+        if not isinstance(result, tuple | list) or len(result) != len(self.streams):
+            return None
+        hidden = {stream.name: result[stream.output] for stream in self.streams}
+        return hidden if all(isinstance(value, torch.Tensor) for value in hidden.values()) else None
+
+    def build_output(self, hidden: Hidden) -> Any:
+        """Return what a block would return for these hidden states."""
+        if self.streams[0].output is None:
+            return hidden[self.streams[0].name]
+        ordered = sorted(self.streams, key=lambda stream: stream.output)
+        return tuple(hidden[stream.name] for stream in ordered)
+
+
+def _argument(stream: Stream, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    if stream.argument in kwargs:
+        value = kwargs[stream.argument]
+    elif stream.position is not None and stream.position < len(args):
+        value = args[stream.position]
+    else:
+        return None
+    if stream.item is None:
+        return value
+    return value[stream.item] if isinstance(value, tuple | list) and stream.item < len(value) else None
+
+
+@dataclass(frozen=True)
+class PlacedSegment:
+    """A segment and the block indices it covers, ``start`` to ``stop - 1``."""
+
+    segment: Segment
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class StackLayout:
+    """The segments of a whole stack in execution order."""
+
+    segments: tuple[PlacedSegment, ...]
+
+    @property
+    def total(self) -> int:
+        """Number of blocks in the stack."""
+        return self.segments[-1].stop
+
+    def placed(self, index: int) -> PlacedSegment:
+        """Return the segment that block ``index`` belongs to."""
+        return next(placed for placed in self.segments if placed.start <= index < placed.stop)
+
+    def middle_of(self, placed: PlacedSegment, fn: int, bn: int) -> range:
+        """Return the blocks of one segment that a cached call skips."""
+        return range(max(fn, placed.start), min(self.total - bn, placed.stop))

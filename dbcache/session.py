@@ -1,0 +1,80 @@
+"""One sampling run's cache: made when sampling starts, gone with all its tensors when it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+
+from .backend import CacheContexts
+from .branches import Branch, CallInfo, branch_name, shape_key
+from .following import StackRoute
+from .gate import CallGate
+from .layout import Hidden, StackLayout
+from .settings import DBCacheSettings, settings_for_run
+
+log = logging.getLogger("dit_layerwise_offload.dbcache")
+
+
+class DBCacheSession:
+    """Owns the branches of one run and makes a gate for each model call.
+
+    Args:
+        settings: the node's settings.
+        steps: sampler steps in the schedule.
+        layout: the model's stack.
+        keeping: context manager in which everything that outlives a block is allocated.
+
+    Raises:
+        RuntimeError: cache-dit is missing or not a tested version.
+    """
+
+    def __init__(
+        self,
+        settings: DBCacheSettings,
+        steps: int,
+        layout: StackLayout,
+        keeping: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        run = settings_for_run(settings, steps)
+        self.settings = run.settings
+        self.off = run.off
+        self.route = StackRoute(layout, run.settings.fn, run.settings.bn)
+        self.keeping = keeping
+        self.notes: list[str] = list(run.notes)
+        self._contexts = None if run.off else CacheContexts(run, steps)
+        self._branches: dict[Hashable, Branch] = {}
+
+    def begin_call(self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None = None) -> CallGate:
+        """Return the gate for one model call.
+
+        Args:
+            call: what is known about the call.
+            announce: told the indices of all blocks the call will still run, as soon as that is certain.
+        """
+        return CallGate(self, call, announce)
+
+    @property
+    def head(self) -> int:
+        """How many blocks at the start of every call are certain to run."""
+        return self.route.total if self.off else self.route.fn
+
+    def branch(self, call: CallInfo, hidden: Hidden) -> Branch:
+        """Return the branch of a call, by its conditions, its setting and its first hidden states."""
+        key = (call.conds, call.kinds, call.setting, shape_key(hidden))
+        if key not in self._branches:
+            name = branch_name(call.kinds, [branch.name for branch in self._branches.values()])
+            self._branches[key] = Branch(name, self._contexts.new_context(name))
+        return self._branches[key]
+
+    def note_once(self, text: str) -> None:
+        """Log ``text`` and keep it for the report, the first time it comes up."""
+        if text not in self.notes:
+            self.notes.append(text)
+            log.warning("%s", text)
+
+    def close(self) -> None:
+        """Drop every tensor of the run."""
+        self._branches.clear()
+        if self._contexts is not None:
+            self._contexts.clear()

@@ -1,0 +1,94 @@
+"""The node DiT Layerwise Offload."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+
+class DiTLayerwiseOffload(io.ComfyNode):
+    """Streams the transformer blocks that do not stay on the device."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="DiTLayerwiseOffload",
+            display_name="DiT Layerwise Offload",
+            category="DiT",
+            description=(
+                "Keeps transformer blocks' weights in main memory and copies each block to the GPU just before it runs,"
+                " so that a big video or image model fits. The picture does not change by one bit."
+            ),
+            inputs=[
+                io.Model.Input("model", tooltip="A diffusion transformer. LoRAs may come before or after this node."),
+                io.Combo.Input(
+                    "engine",
+                    options=["auto", "layerwise", "comfyui"],
+                    default="auto",
+                    tooltip="Who streams. auto leaves a model under ComfyUI's dynamic VRAM to ComfyUI and takes"
+                    " layerwise for all others.",
+                ),
+                io.Int.Input(
+                    "resident_blocks",
+                    default=-1,
+                    min=-1,
+                    max=10000,
+                    tooltip="How many blocks may stay on the GPU. -1: as many as ComfyUI's memory budget allows.",
+                ),
+                io.Float.Input(
+                    "vram_budget_gb",
+                    default=0.0,
+                    min=0.0,
+                    max=1024.0,
+                    step=0.1,
+                    tooltip="GPU memory for this model's weights, in GiB. 0: ComfyUI's own figure.",
+                ),
+                io.Combo.Input(
+                    "residency_policy",
+                    options=["auto", "leading", "strided", "cache_aware"],
+                    default="auto",
+                    tooltip="Which blocks stay. leading: the first ones. strided: streamed ones spread evenly."
+                    " cache_aware: first those that DBCache always runs. auto: cache_aware with DBCache, else strided.",
+                ),
+                io.Int.Input(
+                    "prefetch_blocks",
+                    default=1,
+                    min=0,
+                    max=16,
+                    tooltip="Blocks copied ahead of the running one. Each costs one block of GPU memory.",
+                ),
+                io.Combo.Input(
+                    "pin_memory",
+                    options=["auto", "on", "off"],
+                    default="auto",
+                    tooltip="Pin host memory for faster copies. This version does not pin yet; 'on' is refused.",
+                ),
+                io.Combo.Input(
+                    "lora",
+                    options=["auto", "bake", "on_the_fly"],
+                    default="auto",
+                    tooltip="How LoRAs reach streamed blocks. bake: patched once and kept in main memory, to the same bits"
+                    " as a full load. This version always bakes; 'on_the_fly' is refused.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The same model, streamed.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        engine: str,
+        resident_blocks: int,
+        vram_budget_gb: float,
+        residency_policy: str,
+        prefetch_blocks: int,
+        pin_memory: str,
+        lora: str,
+    ) -> io.NodeOutput:
+        from ..comfy_adapter.apply import apply_layerwise_offload
+        from ..comfy_adapter.offload_settings import OffloadSettings
+
+        settings = OffloadSettings(
+            engine, resident_blocks, vram_budget_gb, residency_policy, prefetch_blocks, pin_memory, lora
+        )
+        return io.NodeOutput(apply_layerwise_offload(model, settings))

@@ -1,0 +1,34 @@
+"""The node DiT Run Report."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io, ui
+
+
+class DiTRunReport(io.ComfyNode):
+    """Shows what the last sampling run did: steps, cached calls, blocks run, bytes streamed."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="DiTRunReport",
+            display_name="DiT Run Report",
+            category="DiT",
+            description="Shows what the last sampling run made with this MODEL did, and gives it as JSON.",
+            inputs=[
+                io.Model.Input("model", tooltip="The MODEL that DiT Layerwise Offload or DBCache put out."),
+                io.AnyType.Input("after", tooltip="Connect the sampler's output, so that the report comes after it."),
+            ],
+            outputs=[
+                io.AnyType.Output("passed", display_name="after", tooltip="What came in at 'after'."),
+                io.String.Output("report", display_name="report", tooltip="The run as JSON."),
+            ],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, model, after) -> io.NodeOutput:
+        from ..comfy_adapter.apply import last_run
+
+        summary, report = last_run(model)
+        return io.NodeOutput(after, report, ui=ui.PreviewText(summary))

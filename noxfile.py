@@ -1,0 +1,42 @@
+"""``nox -s demo`` runs the pack on an embedded tiny model, ``nox -s tests`` runs the whole suite.
+
+Both make, or reuse, the environment that ComfyUI runs in (``tests/comfyui_host.py``), so a machine with Python,
+pip and git is enough. ``COMFYUI_PATH`` names another ComfyUI than the default 0.3.75.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent / "tests"))
+
+from comfyui_host import find_host
+
+nox.options.sessions = ["tests"]
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run the suite: units on the mocked comfy, engine on plain torch, integration on real ComfyUI."""
+    _run(session, "-m", "pytest", *(session.posargs or ["tests"]))
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Sample a tiny DiT four ways in real ComfyUI and print what each way took."""
+    _run(session, "bench/demo.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    _run(session, "-m", "ruff", "check", ".")
+    _run(session, "-m", "ruff", "format", "--check", ".")
+
+
+def _run(session: nox.Session, *arguments: str) -> None:
+    host = find_host()
+    session.run(str(host.python), *arguments, env={"COMFYUI_PATH": str(host.comfyui)}, external=True)

@@ -1,0 +1,218 @@
+"""One block's weights: where they live on the host and how they are laid out in a device buffer.
+
+At rest every module holds its original host tensors. While the block runs, device tensors stand in their
+place in ``_parameters`` and ``_buffers``; afterwards the very same original objects are put back. No
+placeholders and no ``.data`` assignment, so ``state_dict()`` is right at every moment outside a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ALIGNMENT = 256
+MISSING = object()
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True)
+class HeldAttribute:
+    """A module attribute that has to hold ``value`` while the block runs (for example a cast flag)."""
+
+    module: torch.nn.Module
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One entry of a module's ``_parameters`` or ``_buffers``."""
+
+    table: dict[str, torch.Tensor | None]
+    name: str
+    is_parameter: bool
+    source: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The place of one plain tensor in the packed buffer. The tensor itself is looked up when it is copied, so
+    that host memory a loader has since replaced is not kept alive."""
+
+    inner_name: str | None
+    offset: int
+    size: int
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    def host(self, source: torch.Tensor) -> torch.Tensor:
+        return (source if self.inner_name is None else getattr(source, self.inner_name)).detach()
+
+    def view(self, buffer: torch.Tensor) -> torch.Tensor:
+        flat = buffer[self.offset : self.offset + self.size].view(self.dtype)
+        return flat.as_strided(self.shape, self.strides, flat.storage_offset())
+
+
+class BlockWeights:
+    """The effective weights of one block, ready to be copied into a slot and put into the block.
+
+    Args:
+        block: the transformer block; its parameters and buffers are read now, and must stay on the host.
+        effective: host tensors that replace originals of the same ``id()`` (weights with LoRA baked in).
+        held: attributes to set on modules of the block while it runs.
+    """
+
+    def __init__(
+        self,
+        block: torch.nn.Module,
+        effective: Mapping[int, torch.Tensor] | None = None,
+        held: Iterable[HeldAttribute] = (),
+    ) -> None:
+        self._held = tuple(held)
+        self._places: list[_Place] = []
+        self._sources: list[torch.Tensor] = []
+        self._collect(block, effective or {})
+        self._layouts: list[_SourceLayout | None] = []
+        self.size = self._lay_out()
+        self.bytes_to_copy = sum(_copied_bytes(*pair) for pair in zip(self._sources, self._layouts, strict=True))
+
+    def _collect(self, block: torch.nn.Module, effective: Mapping[int, torch.Tensor]) -> None:
+        source_of: dict[int, int] = {}
+        for module in block.modules():
+            for table, is_parameter in ((module._parameters, True), (module._buffers, False)):
+                for name, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in source_of:
+                        source_of[id(tensor)] = len(self._sources)
+                        self._sources.append(effective.get(id(tensor), tensor))
+                    self._places.append(_Place(table, name, is_parameter, source_of[id(tensor)]))
+
+    def _lay_out(self) -> int:
+        """Give every inner tensor an aligned span; return the packed size in bytes."""
+        offset = 0
+        for source in self._sources:
+            layout, offset = _SourceLayout.of(source, offset)
+            self._layouts.append(layout)
+        return offset
+
+    def copy_pairs(self, buffer: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return (destination view into ``buffer``, host tensor) pairs; ``buffer`` has at least ``size`` bytes."""
+        return [
+            (piece.view(buffer), piece.host(source))
+            for source, layout in zip(self._sources, self._layouts, strict=True)
+            if layout is not None
+            for piece in layout.pieces
+        ]
+
+    def device_entries(
+        self, buffer: torch.Tensor, to_device: Callable[[torch.Tensor], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the block's tensors as views into ``buffer``, one for each place; shared ones are one object.
+
+        ``to_device`` moves what cannot be packed (tensor subclasses without the flatten protocol).
+        """
+        tensors = [
+            to_device(source) if layout is None else layout.rebuild(source, buffer)
+            for source, layout in zip(self._sources, self._layouts, strict=True)
+        ]
+        entries: dict[tuple[int, bool], torch.Tensor] = {}
+        for place in self._places:
+            key = (place.source, place.is_parameter)
+            if key not in entries:
+                entries[key] = _as_entry(tensors[place.source], place.is_parameter)
+        return [entries[place.source, place.is_parameter] for place in self._places]
+
+    @property
+    def packs_fully(self) -> bool:
+        """Whether every tensor lives in the buffer, so that the entries made for one buffer can be kept and reused."""
+        return all(layout is not None for layout in self._layouts)
+
+    @contextmanager
+    def installed(self, entries: Sequence[torch.Tensor]):
+        """Put ``entries`` (from :meth:`device_entries`) into the block for the length of the context."""
+        originals = [place.table[place.name] for place in self._places]
+        attributes = [held.module.__dict__.get(held.name, MISSING) for held in self._held]
+        try:
+            for held in self._held:
+                held.module.__dict__[held.name] = held.value
+            for place, entry in zip(self._places, entries, strict=True):
+                place.table[place.name] = entry
+            yield
+        finally:
+            for place, original in zip(self._places, originals, strict=True):
+                place.table[place.name] = original
+            for held, value in zip(self._held, attributes, strict=True):
+                if value is MISSING:
+                    held.module.__dict__.pop(held.name, None)
+                else:
+                    held.module.__dict__[held.name] = value
+
+
+@dataclass(frozen=True)
+class _SourceLayout:
+    """How one source tensor is packed: plain tensors as one piece, wrapper subclasses as their inner tensors."""
+
+    pieces: tuple[_Piece, ...]
+    context: Any
+
+    @classmethod
+    def of(cls, source: torch.Tensor, offset: int) -> tuple[_SourceLayout | None, int]:
+        """Return the layout from byte ``offset`` on and the next free offset; ``None`` for unknown subclasses."""
+        if type(source) in PLAIN_TYPES:
+            piece, following = _piece(None, source, offset)
+            return cls((piece,), None), following
+        if not hasattr(source, "__tensor_flatten__"):
+            return None, offset
+        names, context = source.__tensor_flatten__()
+        pieces = []
+        following = offset
+        for name in names:
+            inner = getattr(source, name)
+            if type(inner) not in PLAIN_TYPES:
+                return None, offset
+            piece, following = _piece(name, inner, following)
+            pieces.append(piece)
+        return cls(tuple(pieces), context), following
+
+    def rebuild(self, source: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        if self.pieces[0].inner_name is None:
+            return self.pieces[0].view(buffer)
+        inner = {piece.inner_name: piece.view(buffer) for piece in self.pieces}
+        return type(source).__tensor_unflatten__(inner, self.context, source.size(), source.stride())
+
+
+def _piece(name: str | None, tensor: torch.Tensor, offset: int) -> tuple[_Piece, int]:
+    size = tensor.numel() * tensor.element_size()
+    strides = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+    following = offset + -(-size // ALIGNMENT) * ALIGNMENT
+    return _Piece(name, offset, size, tensor.dtype, tensor.shape, tuple(strides)), following
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements fill one block of memory without gaps or overlaps, in any dimension order."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _copied_bytes(source: torch.Tensor, layout: _SourceLayout | None) -> int:
+    if layout is None:
+        return source.numel() * source.element_size()
+    return sum(piece.size for piece in layout.pieces)
+
+
+def _as_entry(tensor: torch.Tensor, is_parameter: bool) -> torch.Tensor:
+    if is_parameter and not isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor, requires_grad=False)
+    return tensor

@@ -1,0 +1,122 @@
+"""The narrow interface between the streaming engine and a compute device.
+
+Four verbs are all the engine needs: get a buffer, start a copy, wait for one, mark a point of the compute
+stream. An event is opaque to the engine. The tests add a virtual device that delivers copies late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+Event = Any
+CopyPair = tuple[torch.Tensor, torch.Tensor]
+
+
+class OffloadDevice(Protocol):
+    """What the engine asks of a device. Sizes are in bytes."""
+
+    def empty(self, size: int) -> torch.Tensor:
+        """Return an uninitialised uint8 tensor of ``size`` bytes on the device.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room.
+        """
+
+    def start_copy(self, pairs: Sequence[CopyPair], after: Event | None) -> Event:
+        """Start copying each (destination, source) once ``after`` has passed; return the event of completion."""
+
+    def wait(self, event: Event) -> None:
+        """Let everything computed from now on wait for ``event``, without blocking the host."""
+
+    def mark(self) -> Event:
+        """Return an event that passes when everything computed so far is done."""
+
+    def finish(self, event: Event) -> None:
+        """Block the host until ``event`` has passed."""
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of ``tensor`` on the device, for tensor types that cannot be copied piece by piece."""
+
+
+class SynchronousDevice:
+    """A device without streams (CPU, MPS): a copy is finished when :meth:`start_copy` returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def empty(self, size: int) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def start_copy(self, pairs: Sequence[CopyPair], after: Event | None) -> Event:
+        for destination, source in pairs:
+            destination.copy_(source)
+        return None
+
+    def wait(self, event: Event) -> None:
+        return None
+
+    def mark(self) -> Event:
+        return None
+
+    def finish(self, event: Event) -> None:
+        return None
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
+
+
+class AcceleratorDevice:
+    """A device with streams, through torch's generic accelerator API.
+
+    Copies run on one side stream. Destinations are long-lived slot buffers, so no ``record_stream`` is needed:
+    the engine orders every reuse by events and finishes copies before it lets a buffer go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._copy_stream = torch.Stream(device=device)
+
+    def empty(self, size: int) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def start_copy(self, pairs: Sequence[CopyPair], after: Event | None) -> Event:
+        with self._on_copy_stream():
+            if after is not None:
+                self._copy_stream.wait_event(after)
+            for destination, source in pairs:
+                destination.copy_(source, non_blocking=True)
+            return self._copy_stream.record_event()
+
+    def wait(self, event: Event) -> None:
+        torch.accelerator.current_stream(self.device).wait_event(event)
+
+    def mark(self) -> Event:
+        return torch.accelerator.current_stream(self.device).record_event()
+
+    def finish(self, event: Event) -> None:
+        event.synchronize()
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
+
+    @contextmanager
+    def _on_copy_stream(self):
+        compute_stream = torch.accelerator.current_stream(self.device)
+        torch.accelerator.set_stream(self._copy_stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(compute_stream)
+
+
+def offload_device(device: torch.device) -> OffloadDevice:
+    """Return the implementation for ``device``: streams where the backend has them, plain copies elsewhere."""
+    if device.type in ("cpu", "mps"):
+        return SynchronousDevice(device)
+    return AcceleratorDevice(device)

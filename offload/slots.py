@@ -1,0 +1,84 @@
+"""Slots: preallocated device buffers that hold one streamed block each."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from .block_weights import BlockWeights
+from .device import Event, OffloadDevice
+
+log = logging.getLogger("dit_layerwise_offload.offload")
+
+
+class Slot:
+    """One device buffer, the block it holds, and the events that order its reuse."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+        self.block: int | None = None
+        self.ready: Event = None
+        self.done: Event = None
+        self._kept_entries: dict[int, list[torch.Tensor]] = {}
+
+    def fill(self, index: int, weights: BlockWeights, device: OffloadDevice) -> None:
+        """Start copying block ``index`` into this slot, after the last block that used it is done."""
+        self.ready = device.start_copy(weights.copy_pairs(self.buffer), self.done)
+        self.block = index
+
+    def entries(self, weights: BlockWeights, device: OffloadDevice) -> list[torch.Tensor]:
+        """Return the held block's tensors as views of the buffer (kept, since a slot never moves)."""
+        if not weights.packs_fully:
+            return weights.device_entries(self.buffer, device.to_device)
+        if self.block not in self._kept_entries:
+            self._kept_entries[self.block] = weights.device_entries(self.buffer, device.to_device)
+        return self._kept_entries[self.block]
+
+
+class SlotPool:
+    """The slots of one model, all of one size, allocated together and given back together."""
+
+    def __init__(self, device: OffloadDevice, slot_size: int, count: int) -> None:
+        self._device = device
+        self._slot_size = slot_size
+        self._wanted = count
+        self._slots: list[Slot] = []
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self._slots
+
+    @property
+    def allocated_bytes(self) -> int:
+        return len(self._slots) * self._slot_size
+
+    def acquire(self) -> None:
+        """Allocate the slots that are missing.
+
+        Raises:
+            RuntimeError: not even one slot fits on the device.
+        """
+        while len(self._slots) < self._wanted:
+            try:
+                self._slots.append(Slot(self._device.empty(self._slot_size)))
+            except torch.OutOfMemoryError as error:
+                if not self._slots:
+                    raise RuntimeError(
+                        f"The device has no room for one slot of {self._slot_size / 2**20:.1f} MiB to stream blocks"
+                        " through. Lower resident_blocks or vram_budget_gb, or free device memory."
+                    ) from error
+                log.warning(
+                    "Room for %d of %d slots only: prefetching %d blocks ahead.",
+                    len(self._slots),
+                    self._wanted,
+                    len(self._slots) - 1,
+                )
+                self._wanted = len(self._slots)
+
+    def release(self) -> None:
+        """Give every buffer back, after the copies still under way into it have finished."""
+        for slot in self._slots:
+            if slot.ready is not None:
+                self._device.finish(slot.ready)
+        self._slots = []

@@ -1,0 +1,184 @@
+"""The streaming engine: every streamed block finds its true weights on the device just before it runs.
+
+Design ingredients, stated before the code (the idea is SGLang pull request 35858's):
+- K = prefetch + 1 slots, allocated once; a block is copied into a slot, runs from it, and frees it.
+- Only a block whose forward returned has run. What was prefetched and is no longer to come is released.
+- Which block comes next is read from the plan the cache announces, else from the order observed before.
+- The order of slot reuse is kept by events, never by synchronising the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .block_weights import BlockWeights
+from .device import OffloadDevice
+from .schedule import Plan, learned_order, upcoming_streamed
+from .slots import Slot, SlotPool
+
+
+@dataclass
+class StreamCounts:
+    """What the engine did so far. All sizes in bytes; ``wasted`` is the part of ``streamed`` that never ran."""
+
+    streamed: int = 0
+    wasted: int = 0
+    peak_slots: int = 0
+
+
+class BlockStreamer:
+    """Streams the blocks in ``weights`` through slots; every other block of the stack is resident.
+
+    Args:
+        weights: the streamed blocks' weights by block index.
+        total: number of blocks in the stack.
+        device: where the blocks run.
+        prefetch: how many streamed blocks are copied ahead of the running one, at least 0.
+    """
+
+    def __init__(self, weights: Mapping[int, BlockWeights], total: int, device: OffloadDevice, prefetch: int) -> None:
+        self._weights = dict(weights)
+        self._device = device
+        self._total = total
+        slots = min(prefetch + 1, len(self._weights))
+        self._pool = SlotPool(device, max((w.size for w in self._weights.values()), default=0), slots)
+        self._held: dict[int, Slot] = {}
+        self._order: tuple[int, ...] = tuple(range(total))
+        self._plan: Plan | None = None
+        self._next_head: int | None = total
+        self._ran: list[int] = []
+        self._active = 0
+        self.last_forwarded: int | None = None
+        self.counts = StreamCounts()
+
+    @property
+    def active(self) -> bool:
+        """Whether a model call is in progress: slots must not be dropped then."""
+        return self._active > 0
+
+    @property
+    def streamed(self) -> frozenset[int]:
+        return frozenset(self._weights)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Device bytes of the slots allocated at the moment."""
+        return self._pool.allocated_bytes
+
+    def holds(self, index: int) -> bool:
+        """Whether streamed block ``index`` is in a slot, or on its way there."""
+        return index in self._held
+
+    def acquire_slots(self) -> None:
+        """Allocate the slots now. A call does it by itself when they are missing.
+
+        Raises:
+            RuntimeError: not even one slot fits on the device.
+        """
+        if self._weights:
+            self._pool.acquire()
+            self.counts.peak_slots = max(self.counts.peak_slots, self._pool.allocated_bytes)
+
+    def release_slots(self) -> int:
+        """Give the slots back and return the bytes freed; 0 while a call is in progress."""
+        if self.active:
+            return 0
+        freed = self._pool.allocated_bytes
+        for index in list(self._held):
+            self._release(index, wasted=True)
+        self._pool.release()
+        return freed
+
+    def begin_call(self, *, plan: Plan | None, next_head: int | None) -> None:
+        """Start a model call and prefetch its first blocks.
+
+        Args:
+            plan: what is known about this call; ``None`` expects every block.
+            next_head: how many blocks at the head of the call after this one are certain to run; ``None`` when
+                this is the last call.
+
+        Raises:
+            RuntimeError: not even one slot fits on the device.
+        """
+        self.acquire_slots()
+        self._active += 1
+        self._next_head = next_head
+        self._ran = []
+        self.last_forwarded = None
+        self.announce(plan)
+
+    def announce(self, plan: Plan | None) -> None:
+        """Take the cache's word on which blocks this call will still run; prefetch along it."""
+        self._plan = plan
+        coming = self._coming(self.last_forwarded)
+        self._keep_only(coming)
+        self._prefetch(coming)
+
+    def end_call(self) -> None:
+        """End a model call, also after an error: keep only what the head of the next call needs."""
+        self._order = learned_order(self._ran, self._total, self._order)
+        self._active -= 1
+        self._plan = None
+        self._keep_only(upcoming_streamed(None, self._order, None, None, self._weights, self._window))
+
+    def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run block ``index`` with its weights on the device; exceptions pass through unchanged."""
+        coming = self._coming(index)
+        self._keep_only((index, *coming))
+        if index not in self._weights:
+            self._prefetch(coming)
+            result = forward(*args, **kwargs)
+        else:
+            result = self._run_streamed(index, coming, forward, args, kwargs)
+        self.last_forwarded = index
+        self._ran.append(index)
+        return result
+
+    @property
+    def _window(self) -> int:
+        return max(0, len(self._pool.slots) - 1)
+
+    def _coming(self, current: int | None) -> tuple[int, ...]:
+        return upcoming_streamed(current, self._order, self._plan, self._next_head, self._weights, self._window)
+
+    def _run_streamed(
+        self, index: int, coming: tuple[int, ...], forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        weights = self._weights[index]
+        slot = self._held.get(index) or self._load(index)
+        self._prefetch(coming)
+        self._device.wait(slot.ready)
+        ran = False
+        try:
+            with weights.installed(slot.entries(weights, self._device)):
+                result = forward(*args, **kwargs)
+            ran = True
+            return result
+        finally:
+            slot.done = self._device.mark()
+            self._release(index, wasted=not ran)
+
+    def _prefetch(self, coming: tuple[int, ...]) -> None:
+        for index in coming:
+            if index not in self._held:
+                self._load(index)
+
+    def _load(self, index: int) -> Slot:
+        slot = next(slot for slot in self._pool.slots if slot.block is None)
+        weights = self._weights[index]
+        slot.fill(index, weights, self._device)
+        self._held[index] = slot
+        self.counts.streamed += weights.bytes_to_copy
+        return slot
+
+    def _keep_only(self, wanted: tuple[int, ...]) -> None:
+        for index in [held for held in self._held if held not in wanted]:
+            self._release(index, wasted=True)
+
+    def _release(self, index: int, *, wasted: bool) -> None:
+        slot = self._held.pop(index)
+        slot.block = None
+        if wasted:
+            self.counts.wasted += self._weights[index].bytes_to_copy

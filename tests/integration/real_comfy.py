@@ -1,0 +1,182 @@
+"""Tiny random-weight models of ComfyUI's own classes, and sampling through its own patcher, guider and samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import comfy.ldm.flux.model
+import comfy.model_management
+import comfy.model_patcher
+import comfy.sample
+import comfy.samplers
+import comfy.sd
+import comfy.supported_models as supported_models
+import pytest
+import torch
+
+TEXT_WIDTH = 64
+STEPS = 12
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to build and sample one tiny model."""
+
+    name: str
+    config: Callable[[], Any]
+    latent: tuple[int, ...]
+    list_sizes: dict[str, int]
+    lora_layers: tuple[str, ...]
+    scale: float = 0.5
+    cond_extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.list_sizes.values())
+
+
+def _config(name: str, unet_config: dict[str, Any]) -> Any:
+    if not hasattr(supported_models, name):
+        pytest.skip(f"this ComfyUI has no {name}")
+    config = getattr(supported_models, name)(unet_config)
+    config.set_inference_dtype(torch.float32, None)
+    return config
+
+
+def _flux() -> Any:
+    unet_config = {
+        "image_model": "flux",
+        "in_channels": 16,
+        "out_channels": 16,
+        "patch_size": 2,
+        "vec_in_dim": 32,
+        "context_in_dim": TEXT_WIDTH,
+        "hidden_size": 64,
+        "mlp_ratio": 4.0,
+        "num_heads": 2,
+        "depth": 3,
+        "depth_single_blocks": 4,
+        "axes_dim": [8, 12, 12],
+        "theta": 10000,
+        "qkv_bias": True,
+        "guidance_embed": True,
+    }
+    if "txt_ids_dims" in comfy.ldm.flux.model.FluxParams.__dataclass_fields__:
+        unet_config["txt_ids_dims"] = []
+    return _config("Flux", unet_config)
+
+
+def _wan() -> Any:
+    return _config(
+        "WAN21_T2V",
+        {
+            "image_model": "wan2.1",
+            "model_type": "t2v",
+            "dim": 64,
+            "ffn_dim": 128,
+            "num_heads": 2,
+            "num_layers": 8,
+            "text_dim": TEXT_WIDTH,
+            "in_dim": 16,
+            "out_dim": 16,
+            "freq_dim": 64,
+            "patch_size": (1, 2, 2),
+            "text_len": 32,
+        },
+    )
+
+
+FLUX = Family(
+    "flux",
+    _flux,
+    (1, 16, 8, 8),
+    {"double_blocks": 3, "single_blocks": 4},
+    ("double_blocks.0.img_attn.qkv", "double_blocks.2.txt_mlp.0", "single_blocks.1.linear1", "final_layer.linear"),
+)
+WAN = Family(
+    "wan",
+    _wan,
+    (1, 16, 2, 8, 8),
+    {"blocks": 8},
+    ("blocks.0.self_attn.q", "blocks.3.cross_attn.v", "blocks.6.ffn.0", "head.head"),
+)
+FAMILIES = (FLUX, WAN)
+
+
+def build(family: Family, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
+    """Return ComfyUI's own patcher over a new tiny model of ``family``."""
+    model = family.config().get_model({}, "")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            random = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(random * family.scale / parameter[0].numel() ** 0.5)
+            else:
+                parameter.copy_((0.0 if name.endswith("bias") else 1.0) + random * 0.02)
+    management = comfy.model_management
+    return comfy.model_patcher.ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
+
+
+def random_like(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def cond(seed: int, tokens: int = 8, **extras: Any) -> list:
+    """Return a conditioning as text encoders make it."""
+    return [[random_like((1, tokens, TEXT_WIDTH), seed), {"pooled_output": random_like((1, 32), seed + 100), **extras}]]
+
+
+def sample(patcher: Any, family: Family, *, sampler: str = "euler", steps: int = STEPS, **options: Any) -> torch.Tensor:
+    """Sample as the KSampler node does, in inference mode as the executor does.
+
+    Options: ``cfg``, ``seed``, ``latent`` (shape), ``positive``, ``negative``, ``scheduler``, ``denoise``, ``callback``.
+    """
+    shape = options.get("latent", family.latent)
+    seed = options.get("seed", 1)
+    with torch.inference_mode():
+        return comfy.sample.sample(
+            patcher,
+            random_like(shape, seed),
+            steps,
+            options.get("cfg", 3.0),
+            sampler,
+            options.get("scheduler", "simple"),
+            options.get("positive", cond(2)),
+            options.get("negative", cond(3)),
+            torch.zeros(shape),
+            denoise=options.get("denoise", 1.0),
+            callback=options.get("callback"),
+            disable_pbar=True,
+            seed=seed,
+        )
+
+
+def lora(patcher: Any, family: Family, *, rank: int = 4, seed: int = 50) -> dict[str, torch.Tensor]:
+    """Return a LoRA file's contents for layers inside and outside the blocks of ``family``."""
+    weights = patcher.model.state_dict()
+    contents = {}
+    for index, layer in enumerate(family.lora_layers):
+        out_width, in_width = weights[f"diffusion_model.{layer}.weight"].shape[:2]
+        contents[f"diffusion_model.{layer}.lora_up.weight"] = random_like((out_width, rank), seed + index) * 0.2
+        contents[f"diffusion_model.{layer}.lora_down.weight"] = random_like((rank, in_width), seed + index + 20) * 0.2
+        contents[f"diffusion_model.{layer}.alpha"] = torch.tensor(float(rank))
+    return contents
+
+
+def with_lora(patcher: Any, contents: dict[str, torch.Tensor], strength: float = 1.0) -> Any:
+    """Return a clone with the LoRA, by ComfyUI's own loader."""
+    patched, _ = comfy.sd.load_lora_for_models(patcher, None, contents, strength, 0.0)
+    assert patched.patches, "the LoRA found no layer"
+    return patched
+
+
+def blocks_of(patcher: Any, family: Family) -> list[torch.nn.Module]:
+    root = patcher.model.diffusion_model
+    return [block for name in family.list_sizes for block in getattr(root, name)]
+
+
+def weights_at_rest(patcher: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in patcher.model.state_dict().items()}
