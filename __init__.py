@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
+
 from .nodes import NODES
 
 

@@ -53,7 +53,10 @@ class VirtualDevice:
         if self._capacity is not None and self.allocated + size > self._capacity:
             raise torch.OutOfMemoryError(f"virtual device: no room for {size} bytes")
         self.allocated += size
-        return torch.full((size,), 0xFF, dtype=torch.uint8)
+        buffer = torch.full((size,), 0xFF, dtype=torch.uint8)
+        # the host's allocator may hand out an address that a released buffer had
+        self._in_use_since.pop(buffer.untyped_storage().data_ptr(), None)
+        return buffer
 
     def start_copy(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: VirtualEvent | None
@@ -95,11 +98,13 @@ class VirtualDevice:
         self.host_time = max(self.host_time, self.compute_time)
 
     def _deliver(self, event: VirtualEvent) -> None:
+        """Copies arrive in order; only those of ``event`` itself are being waited for, and in use from now on."""
         for copy in [one for one in self._pending if one.number <= event.number]:
             for destination, source in copy.pending:
                 destination.copy_(source)
-                self._in_use_since[destination.untyped_storage().data_ptr()] = next(self._numbers)
             self._pending.remove(copy)
+        for destination, _ in event.pending:
+            self._in_use_since[destination.untyped_storage().data_ptr()] = next(self._numbers)
 
     def _check_race(self, destination: torch.Tensor, after: VirtualEvent | None) -> None:
         used = self._in_use_since.get(destination.untyped_storage().data_ptr())

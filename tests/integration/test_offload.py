@@ -236,7 +236,7 @@ def test_saving_writes_the_patched_weights(offload, family):
         comfy.model_management.unload_all_models()
         if hasattr(model, "model_state_dict_for_saving"):
             comfy.model_management.load_models_gpu([model])
-            state = model.model_state_dict_for_saving(None, None, None)
+            state = model.model_state_dict_for_saving()
         else:
             comfy.model_management.load_models_gpu([model], force_patch_weights=True)
             state = model.model.state_dict_for_saving(None, None, None)

@@ -1,0 +1,58 @@
+"""What is expected next, from the order observed and the plan announced."""
+
+from __future__ import annotations
+
+from pack.offload.schedule import Plan, blocks_to_come, learned_order, upcoming_streamed
+
+ORDER = (0, 1, 2, 3, 4, 5)
+
+
+def coming(current, *, plan=None, next_head=6, streamed=(0, 1, 2, 3, 4, 5), window=2, order=ORDER):
+    return upcoming_streamed(current, order, plan, next_head, streamed, window)
+
+
+def test_without_a_plan_the_order_goes_on_and_wraps_to_the_head():
+    assert coming(None) == (0, 1)
+    assert coming(2) == (3, 4)
+    assert coming(5) == (0, 1)
+    assert coming(4) == (5, 0)
+
+
+def test_residents_are_passed_over():
+    assert coming(0, streamed=(1, 4)) == (1, 4)
+    assert coming(1, streamed=(1, 4)) == (4,)
+    assert coming(4, streamed=(0, 4, 5)) == (5, 0)
+
+
+def test_no_wrap_when_there_is_no_next_call():
+    assert coming(5, next_head=None) == ()
+    assert coming(4, next_head=None) == (5,)
+
+
+def test_only_the_certain_head_of_the_next_call_is_expected():
+    assert coming(5, next_head=1) == (0,)
+
+
+def test_a_plan_is_followed_and_then_the_head():
+    plan = Plan((4, 5))
+    assert coming(0, plan=plan) == (4, 5)
+    assert coming(4, plan=plan) == (5, 0)
+    assert coming(5, plan=plan, next_head=1) == (0,)
+
+
+def test_nothing_is_expected_beyond_an_incomplete_plan():
+    plan = Plan((0, 1), complete=False)
+    assert coming(None, plan=plan) == (0, 1)
+    assert coming(1, plan=plan) == ()
+
+
+def test_a_learned_order_counts():
+    order = (0, 2, 1, 3, 4, 5)
+    assert coming(0, order=order) == (2, 1)
+    assert list(blocks_to_come(2, order, None, None)) == [1, 3, 4, 5]
+
+
+def test_only_a_call_in_which_every_block_ran_teaches_the_order():
+    assert learned_order([1, 0, 2], 3, (0, 1, 2)) == (1, 0, 2)
+    assert learned_order([0, 2], 3, (0, 1, 2)) == (0, 1, 2)
+    assert learned_order([0, 1, 1], 3, (0, 1, 2)) == (0, 1, 2)
