@@ -66,8 +66,8 @@ class DiTLayerwiseOffload(io.ComfyNode):
                     "lora",
                     options=["auto", "bake", "on_the_fly"],
                     default="auto",
-                    tooltip="How LoRAs reach streamed blocks. bake: patched once and kept in main memory, to the same bits"
-                    " as a full load. This version always bakes; 'on_the_fly' is refused.",
+                    tooltip="How LoRAs reach streamed blocks. bake: patched once and kept in main memory, as exact as a"
+                    " full load. This version always bakes; 'on_the_fly' is refused.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The same model, streamed.")],

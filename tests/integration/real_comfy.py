@@ -132,7 +132,8 @@ def cond(seed: int, tokens: int = 8, **extras: Any) -> list:
 def sample(patcher: Any, family: Family, *, sampler: str = "euler", steps: int = STEPS, **options: Any) -> torch.Tensor:
     """Sample as the KSampler node does, in inference mode as the executor does.
 
-    Options: ``cfg``, ``seed``, ``latent`` (shape), ``positive``, ``negative``, ``scheduler``, ``denoise``, ``callback``.
+    Options: ``cfg``, ``seed``, ``latent`` (shape), ``positive``, ``negative``, ``scheduler``, ``denoise`` and
+    ``callback``.
     """
     shape = options.get("latent", family.latent)
     seed = options.get("seed", 1)

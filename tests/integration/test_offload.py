@@ -295,7 +295,7 @@ def test_exceptions_pass_and_leave_nothing(offload, family, kind):
 
 def test_models_that_stay_on_the_device_pass_unchanged(offload, pack, monkeypatch):
     plain = build(FLUX)
-    versions = pack.room("comfy_adapter.versions")
+    versions = pack.module("comfy_adapter.versions")
     monkeypatch.setattr(versions.comfy.model_management, "is_device_cpu", lambda device: False)
     passed = offload(plain, resident_blocks=0)
     assert type(passed) is type(plain)
@@ -327,7 +327,7 @@ def test_a_dropped_model_leaves_no_state(offload, pack):
     model = offload(build(WAN), resident_blocks=0)
     sample(model, WAN)
     root = weakref.ref(model.model.diffusion_model)
-    streaming = pack.room("comfy_adapter.model_streaming")
+    streaming = pack.module("comfy_adapter.model_streaming")
     assert root() in streaming._streaming_of
     del model
     gc.collect()

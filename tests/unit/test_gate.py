@@ -32,7 +32,9 @@ def by_hand(shape, model, x, t, context, fn, bn, kept):
                 entry = [state.clone() for state in states]
             states = step(block, [state.clone() for state in states])
             if not hit and middle and index == middle[-1]:
-                kept.update({(name, n): after - before for n, (after, before) in enumerate(zip(states, entry))})
+                kept.update(
+                    {(name, n): after - before for n, (after, before) in enumerate(zip(states, entry, strict=True))}
+                )
         return states
 
     if shape == "out_of_place":
@@ -224,7 +226,7 @@ def test_branches_never_mix(shape):
     for step in range(10):
         order = [("a", 1), ("b", 99)]
         for name, seed in order if step % 3 else reversed(order):
-            output, outcome = rig.call(step, branch=name, seed=seed)
+            output, _ = rig.call(step, branch=name, seed=seed)
             assert torch.equal(output, alone[name][step])
     assert {branch.name for branch in rig.session._branches.values()} == {"cond", "cond #2"}
 
