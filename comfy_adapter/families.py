@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
+from ..dbcache.layout import PackedStreams, PlacedSegment, Segment, StackLayout, Stream
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class BlockList:
 
     path: str
     streams: tuple[Stream, ...]
+    packed: PackedStreams | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ _IMAGE_AND_TEXT = (
     Stream("text", "txt", output=1),
 )
 
+# MiniMax-H3 packs [text | conditions | audio | video]; ``mod_segments`` has a span for each, the targets last.
+_AUDIO_AND_VIDEO_LAST = PackedStreams("mod_segments", 2, ("audio", "video"), "context")
+
 FAMILIES = (
     Family(
         "Flux",
@@ -53,7 +57,11 @@ FAMILIES = (
         ),
     ),
     Family("Wan", ("WanModel",), (BlockList("blocks", (Stream("video", "x", position=0),)),)),
-    Family("MiniMax-H3", ("MiniMaxH3Model",), (BlockList("blocks", (Stream("packed", "x", position=0),)),)),
+    Family(
+        "MiniMax-H3",
+        ("MiniMaxH3Model",),
+        (BlockList("blocks", (Stream("packed", "x", position=0),), _AUDIO_AND_VIDEO_LAST),),
+    ),
     Family(
         "LTX-2",
         ("LTXAVModel",),
@@ -108,6 +116,8 @@ def find_stack(diffusion_model: torch.nn.Module) -> BlockStack:
     segments = []
     for block_list in family.lists:
         members = list(root.get_submodule(block_list.path))
-        segments.append(PlacedSegment(Segment(block_list.streams), len(blocks), len(blocks) + len(members)))
+        segments.append(
+            PlacedSegment(Segment(block_list.streams, block_list.packed), len(blocks), len(blocks) + len(members))
+        )
         blocks.extend(members)
     return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)))

@@ -79,7 +79,7 @@ class CallGate:
             self._start(placed, args, kwargs)
         result = forward(*args, **kwargs)
         if index == self._route.judged_at and not self._ungated:
-            self._judge(placed, result)
+            self._judge(placed, args, kwargs, result)
         return result
 
     def finish(self) -> CallOutcome:
@@ -132,8 +132,10 @@ class CallGate:
             return "first call of the branch"
         return "control input changed" if self._branch.control != self._call.control else ""
 
-    def _judge(self, placed: PlacedSegment, result: Any) -> None:
+    def _judge(self, placed: PlacedSegment, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         residuals = self._residuals(placed.segment.read_outputs(result))
+        if residuals is not None:
+            residuals = placed.segment.judged_streams(residuals, args, kwargs)
         if residuals is None:
             self._lost(f"block {self._route.judged_at} does not return what its family's table entry says")
             return

@@ -35,16 +35,41 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class PackedStreams:
+    """Streams that share one hidden state, packed along its first dimension.
+
+    One argument of the block lists the spans, each beginning with (start, stop). The last spans are the streams
+    in ``last``, in order; all before them are judged together as ``rest``.
+    """
+
+    argument: str
+    position: int
+    last: tuple[str, ...]
+    rest: str
+
+    def split(self, hidden: torch.Tensor, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
+        """Return views of ``hidden`` by stream; ``None`` when the spans are not as described."""
+        spans = _argument(self.argument, self.position, args, kwargs)
+        if not isinstance(spans, list | tuple) or len(spans) < len(self.last):
+            return None
+        tail = dict(zip(self.last, spans[-len(self.last) :], strict=True))
+        views = {name: hidden[start:stop] for name, (start, stop, *_) in tail.items()}
+        before = hidden[: min(span[0] for span in tail.values())]
+        return {self.rest: before, **views} if len(before) else views
+
+
+@dataclass(frozen=True)
 class Segment:
-    """A run of blocks with one calling convention."""
+    """A run of blocks with one calling convention; ``packed`` says how one hidden state holds several streams."""
 
     streams: tuple[Stream, ...]
+    packed: PackedStreams | None = None
 
     def read_inputs(self, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
         """Return the hidden states a block is called with; ``None`` when the call does not look as described."""
         hidden: Hidden = {}
         for stream in self.streams:
-            value = _argument(stream, args, kwargs)
+            value = _hidden_argument(stream, args, kwargs)
             if not isinstance(value, torch.Tensor):
                 return None
             hidden[stream.name] = value
@@ -59,6 +84,12 @@ class Segment:
         hidden = {stream.name: result[stream.output] for stream in self.streams}
         return hidden if all(isinstance(value, torch.Tensor) for value in hidden.values()) else None
 
+    def judged_streams(self, residuals: Hidden, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
+        """Return the residuals to be judged one by one, views of ``residuals``; ``None`` if they cannot be told."""
+        if self.packed is None:
+            return residuals
+        return self.packed.split(residuals[self.streams[0].name], args, kwargs)
+
     def build_output(self, hidden: Hidden) -> Any:
         """Return what a block would return for these hidden states."""
         if self.streams[0].output is None:
@@ -67,13 +98,14 @@ class Segment:
         return tuple(hidden[stream.name] for stream in ordered)
 
 
-def _argument(stream: Stream, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    if stream.argument in kwargs:
-        value = kwargs[stream.argument]
-    elif stream.position is not None and stream.position < len(args):
-        value = args[stream.position]
-    else:
-        return None
+def _argument(name: str, position: int | None, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    if name in kwargs:
+        return kwargs[name]
+    return args[position] if position is not None and position < len(args) else None
+
+
+def _hidden_argument(stream: Stream, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    value = _argument(stream.argument, stream.position, args, kwargs)
     if stream.item is None:
         return value
     return value[stream.item] if isinstance(value, tuple | list) and stream.item < len(value) else None

@@ -123,7 +123,7 @@ class WanModel(_ToyModel):
 
 
 class MiniMaxH3Model(_ToyModel):
-    """In place, single stream, packed tokens: batch size 1 only."""
+    """In place, packed tokens [text | audio | video], the first four of the latent being audio: batch size 1 only."""
 
     def make_blocks(self, generator):
         self.blocks = torch.nn.ModuleList([InPlaceBlock(generator) for _ in range(8)])
@@ -132,8 +132,10 @@ class MiniMaxH3Model(_ToyModel):
         if x.shape[0] != 1:
             raise ValueError("MiniMax-H3 takes a batch of one")
         packed = torch.cat((context[0], x[0]), dim=0)
+        text, total = context.shape[1], packed.shape[0]
+        segments = [(0, text, 1), (text, text + 4, 2), (text + 4, total, 0)]
         for block in self.blocks:
-            packed = block(packed, vec[0], None, None, transformer_options=options)
+            packed = block(packed, vec[0], segments, None, transformer_options=options)
         return packed[context.shape[1] :].unsqueeze(0)
 
 

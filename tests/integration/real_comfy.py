@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.ldm.flux.model
 import comfy.model_management
 import comfy.model_patcher
+import comfy.nested_tensor
 import comfy.sample
 import comfy.samplers
 import comfy.sd
@@ -26,11 +27,10 @@ class Family:
 
     name: str
     config: Callable[[], Any]
-    latent: tuple[int, ...]
+    latent: tuple
     list_sizes: dict[str, int]
     lora_layers: tuple[str, ...]
     scale: float = 0.5
-    cond_extras: dict[str, Any] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -105,6 +105,65 @@ WAN = Family(
 FAMILIES = (FLUX, WAN)
 
 
+def _minimax_h3() -> Any:
+    return _config(
+        "MiniMaxH3",
+        {
+            "image_model": "minimax_h3",
+            "hidden_size": 128,
+            "num_layers": 6,
+            "token_refiner_num_layers": 1,
+            "num_attention_heads": 4,
+            "attention_head_dim": 32,
+            "ffn_hidden_size": 128,
+            "text_dim": TEXT_WIDTH,
+            "timestep_input_dim": 32,
+            "time_embed_hidden_size": 64,
+            "time_embed_dim": 32,
+            "rope_inv_freq_len": 4,
+        },
+    )
+
+
+def _ltx_2() -> Any:
+    return _config(
+        "LTXAV",
+        {
+            "image_model": "ltxav",
+            "in_channels": 128,
+            "cross_attention_dim": 64,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "audio_attention_head_dim": 16,
+            "audio_num_attention_heads": 2,
+            "audio_cross_attention_dim": 32,
+            "caption_channels": TEXT_WIDTH,
+            "num_layers": 6,
+            "connector_num_layers": 1,
+            "connector_attention_head_dim": 32,
+            "connector_num_attention_heads": 2,
+        },
+    )
+
+
+# Latents of a video and an audio part, which ComfyUI nests.
+MINIMAX_H3 = Family(
+    "minimax_h3",
+    _minimax_h3,
+    ((1, 24, 2, 4, 4), (1, 32, 2, 6)),
+    {"blocks": 6},
+    ("blocks.0.attn.qkv_proj", "blocks.3.mlp.fc1", "blocks.5.adaln_proj.linear"),
+)
+LTX_2 = Family(
+    "ltx_2",
+    _ltx_2,
+    ((1, 128, 2, 4, 4), (1, 8, 6, 16)),
+    {"transformer_blocks": 6},
+    ("transformer_blocks.0.attn1.to_q", "transformer_blocks.4.audio_ff.net.2"),
+)
+AUDIO_VIDEO_FAMILIES = (MINIMAX_H3, LTX_2)
+
+
 def build(family: Family, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
     """Return ComfyUI's own patcher over a new tiny model of ``family``."""
     model = family.config().get_model({}, "")
@@ -116,6 +175,9 @@ def build(family: Family, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
                 parameter.copy_(random * family.scale / parameter[0].numel() ** 0.5)
             else:
                 parameter.copy_((0.0 if name.endswith("bias") else 1.0) + random * 0.02)
+        for name, buffer in model.diffusion_model.named_buffers():
+            if name == "rope.inv_freq":
+                buffer.copy_(torch.logspace(0, -1, len(buffer)))
     management = comfy.model_management
     return comfy.model_patcher.ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
 
@@ -133,26 +195,35 @@ def sample(patcher: Any, family: Family, *, sampler: str = "euler", steps: int =
     """Sample as the KSampler node does, in inference mode as the executor does.
 
     Options: ``cfg``, ``seed``, ``latent`` (shape), ``positive``, ``negative``, ``scheduler``, ``denoise`` and
-    ``callback``.
+    ``callback``. A nested result (video and audio) comes back flattened into one tensor.
     """
     shape = options.get("latent", family.latent)
     seed = options.get("seed", 1)
+    nested = isinstance(shape[0], tuple)
+    parts = shape if nested else (shape,)
+    latents = [torch.zeros(part) for part in parts]
+    noises = [random_like(part, seed + index) for index, part in enumerate(parts)]
+    nest = comfy.nested_tensor.NestedTensor if nested else (lambda tensors: tensors[0])
     with torch.inference_mode():
-        return comfy.sample.sample(
+        samples = comfy.sample.sample(
             patcher,
-            random_like(shape, seed),
+            nest(noises),
             steps,
             options.get("cfg", 3.0),
             sampler,
             options.get("scheduler", "simple"),
             options.get("positive", cond(2)),
             options.get("negative", cond(3)),
-            torch.zeros(shape),
+            nest(latents),
             denoise=options.get("denoise", 1.0),
             callback=options.get("callback"),
             disable_pbar=True,
             seed=seed,
         )
+    if not nested:
+        return samples
+    assert [part.shape for part in samples.unbind()] == [torch.Size(part) for part in parts]
+    return torch.cat([part.flatten() for part in samples.unbind()])
 
 
 def lora(patcher: Any, family: Family, *, rank: int = 4, seed: int = 50) -> dict[str, torch.Tensor]:
