@@ -1,7 +1,9 @@
-"""The weights a streamed block has to run with: LoRA baked in as ComfyUI's full load would, casts normalised.
+"""The weights a streamed block has to run with: LoRA as ComfyUI would apply it, casts normalised.
 
-Originals stay in the modules. ComfyUI's own ``patch_weight_to_device`` makes the baked tensor, on the compute
-device (the intermediate dtype and, for fp8, the random generator depend on it), then the original goes back.
+Originals stay in the modules. To bake, ComfyUI's own ``patch_weight_to_device`` makes the patched tensor, on the
+compute device (the intermediate dtype and, for fp8, the random generator depend on it), then the original goes
+back. On the fly, ComfyUI's own low-VRAM patch is a weight function while the block runs: no copy in main memory,
+but the LoRA is computed again at each use, in the compute dtype.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import comfy.model_patcher
 import torch
 
 from ..offload.block_weights import BlockWeights, HeldAttribute
 
 LoadEntry = tuple[str, torch.nn.Module]
+RAM_RESERVE = 2 * 2**30
 
 
 def plain_key(module_name: str, parameter: str) -> str:
@@ -21,8 +25,31 @@ def plain_key(module_name: str, parameter: str) -> str:
     return f"{module_name.replace('._orig_mod', '')}.{parameter}"
 
 
+def loras_on_the_fly(choice: str, patched_bytes: int, free_bytes: float) -> bool:
+    """Whether LoRAs on streamed blocks are applied on the fly: ``auto`` bakes as long as main memory has room.
+
+    Args:
+        choice: the node's ``lora`` input.
+        patched_bytes: what baking would take in main memory.
+        free_bytes: main memory available now; a reserve of it is left alone.
+    """
+    if choice == "auto":
+        return patched_bytes > free_bytes - RAM_RESERVE
+    return choice == "on_the_fly"
+
+
+def patched_bytes(patcher: Any, entries: Iterable[LoadEntry]) -> int:
+    """Return the bytes of those parameters of ``entries`` that ``patcher`` has patches for."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for name, module in entries
+        for parameter, tensor in module._parameters.items()
+        if tensor is not None and plain_key(name, parameter) in patcher.patches
+    )
+
+
 def build_block_weights(
-    patcher: Any, block: torch.nn.Module, entries: Iterable[LoadEntry], device: torch.device
+    patcher: Any, block: torch.nn.Module, entries: Iterable[LoadEntry], device: torch.device, on_the_fly: bool = False
 ) -> BlockWeights:
     """Return the effective weights of one block.
 
@@ -31,15 +58,17 @@ def build_block_weights(
         block: the block, its original weights at rest on the host.
         entries: (name, module) of those modules of the block that ComfyUI's loader would patch.
         device: the compute device.
+        on_the_fly: apply LoRAs at each use where the module can, instead of baking them.
     """
     effective: dict[int, torch.Tensor] = {}
     held: list[HeldAttribute] = []
     for name, module in entries:
         for parameter, original in list(module._parameters.items()):
             key = plain_key(name, parameter)
-            if original is not None and key in patcher.patches:
-                effective[id(original)] = bake(patcher, module, parameter, key, device)
-        held += held_attributes(patcher, name, module, device)
+            if original is None or key not in patcher.patches or (on_the_fly and _takes_functions(module, parameter)):
+                continue
+            effective[id(original)] = bake(patcher, module, parameter, key, device)
+        held += held_attributes(patcher, name, module, device, on_the_fly)
     return BlockWeights(block, effective, held)
 
 
@@ -56,23 +85,42 @@ def bake(patcher: Any, module: torch.nn.Module, parameter: str, key: str, device
             patcher.backup.pop(key, None)
 
 
-def held_attributes(patcher: Any, name: str, module: torch.nn.Module, device: torch.device) -> list[HeldAttribute]:
-    """Return what ComfyUI's loader would set on a fully loaded module, to hold while its block runs.
+def held_attributes(
+    patcher: Any, name: str, module: torch.nn.Module, device: torch.device, on_the_fly: bool
+) -> list[HeldAttribute]:
+    """Return what ComfyUI's loader would set on the module, to hold while its block runs.
 
     The loader skips streamed modules, so a weight wrapper would be ignored, and low-VRAM settings left by an
     earlier load of the same model would leak in.
     """
     if not hasattr(module, "comfy_cast_weights"):
         return []
+    functions = {
+        parameter: _functions(patcher, plain_key(name, parameter), on_the_fly)
+        for parameter in ("weight", "bias")
+        if _takes_functions(module, parameter)
+    }
+    patched = on_the_fly and any(plain_key(name, parameter) in patcher.patches for parameter in functions)
     at_rest = getattr(module, "prev_comfy_cast_weights", module.comfy_cast_weights)
-    held = [HeldAttribute(module, "comfy_cast_weights", True if patcher.force_cast_weights else at_rest)]
+    held = [HeldAttribute(module, "comfy_cast_weights", True if patched or patcher.force_cast_weights else at_rest)]
     if hasattr(module, "comfy_force_cast_weights"):
         held.append(HeldAttribute(module, "comfy_force_cast_weights", patcher.force_cast_weights))
-    for parameter in ("weight", "bias"):
-        if hasattr(module, f"{parameter}_function"):
-            functions = list(patcher.weight_wrapper_patches.get(plain_key(name, parameter), []))
-            for function in functions:
-                if hasattr(function, "move_to"):
-                    function.move_to(device=device)
-            held.append(HeldAttribute(module, f"{parameter}_function", functions))
+    for parameter, held_functions in functions.items():
+        for function in held_functions:
+            if hasattr(function, "move_to"):
+                function.move_to(device=device)
+        held.append(HeldAttribute(module, f"{parameter}_function", held_functions))
     return held
+
+
+def _takes_functions(module: torch.nn.Module, parameter: str) -> bool:
+    return hasattr(module, f"{parameter}_function")
+
+
+def _functions(patcher: Any, key: str, on_the_fly: bool) -> list[Any]:
+    """Return the weight functions of one parameter: the LoRA first, then other nodes' weight wrappers."""
+    functions: list[Any] = []
+    if on_the_fly and key in patcher.patches:
+        _, set_function, convert_function = comfy.model_patcher.get_key_weight(patcher.model, key)
+        functions.append(comfy.model_patcher.LowVramPatch(key, patcher.patches, convert_function, set_function))
+    return functions + list(patcher.weight_wrapper_patches.get(key, []))

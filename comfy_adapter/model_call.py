@@ -14,9 +14,9 @@ from ..dbcache.gate import CallGate
 from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
 from ..offload.streamer import BlockStreamer
-from .families import BlockStack, family_of, find_stack
+from .families import family_of, find_stack
 from .keys import RUN_KEY, WRAPPER_KEY
-from .model_streaming import current_streamer
+from .model_streaming import current_streamer, streaming_notes
 from .sampling_run import SamplingRun
 
 
@@ -71,7 +71,7 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
     streamer = current_streamer(diffusion_model)
     if run is None and streamer is None:
         return executor(*args, **kwargs)
-    call = _ModelCall(find_stack(diffusion_model), streamer, run, lambda: executor(*args, **kwargs))
+    call = _ModelCall(diffusion_model, streamer, run, lambda: executor(*args, **kwargs))
     return call.run(options, arguments.get("control"))
 
 
@@ -79,9 +79,14 @@ class _ModelCall:
     """One forward of the diffusion model, hooked, repeated without the cache if the gate could not follow it."""
 
     def __init__(
-        self, stack: BlockStack, streamer: BlockStreamer | None, run: SamplingRun | None, forward: Callable[[], Any]
+        self,
+        diffusion_model: torch.nn.Module,
+        streamer: BlockStreamer | None,
+        run: SamplingRun | None,
+        forward: Callable[[], Any],
     ) -> None:
-        self._stack = stack
+        self._diffusion_model = diffusion_model
+        self._stack = find_stack(diffusion_model)
         self._streamer = streamer
         self._run = run
         self._forward = forward
@@ -101,7 +106,8 @@ class _ModelCall:
                 output = self._attempt(None)
         after = self._stream_counts()
         slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
-        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots)
+        notes = streaming_notes(self._diffusion_model) if self._streamer is not None else []
+        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots, notes)
         return output
 
     def _attempt(self, gate: CallGate | None) -> Any:

@@ -18,6 +18,7 @@ from ..offload.streamer import BlockStreamer
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY
 from .offload_settings import OffloadSettings
+from .pinning import PinnedHostMemory
 
 _streaming_of: weakref.WeakKeyDictionary[torch.nn.Module, ModelStreaming] = weakref.WeakKeyDictionary()
 
@@ -28,6 +29,8 @@ class ModelStreaming:
     Attributes:
         streamed: the blocks that ComfyUI's loader must leave alone.
         streamer: the engine while a layerwise patcher is loaded, else ``None``.
+        pins: the engine's pinned host memory, ``None`` where nothing is to be pinned.
+        notes: what the engine had to settle for, for the log and the run report.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -39,6 +42,8 @@ class ModelStreaming:
         self._model = weakref.ref(model)
         self.streamed: tuple[int, ...] = ()
         self.streamer: BlockStreamer | None = None
+        self.pins: PinnedHostMemory | None = None
+        self.notes: list[str] = []
         self._weights_id: object | None = None
         self._owner: object | None = None
 
@@ -74,10 +79,12 @@ class ModelStreaming:
         """Whether the engine holds the weights that ComfyUI knows by this ``patches_uuid``."""
         return self.streamer is not None and self._weights_id == weights_id
 
-    def claim(self, token: object, weights_id: object, streamer: BlockStreamer) -> None:
-        """Put a newly built engine in charge; the one before it gives its buffers back."""
-        self.release()
-        self.streamer, self._weights_id, self._owner = streamer, weights_id, token
+    def claim(
+        self, token: object, weights_id: object, streamer: BlockStreamer, pins: PinnedHostMemory | None = None
+    ) -> None:
+        """Put a newly built engine in charge; the one before it must have been released."""
+        self.streamer, self.pins = streamer, pins
+        self._weights_id, self._owner = weights_id, token
 
     def hand_over(self, token: object) -> None:
         """Make the patcher with this token the owner of the engine as it is."""
@@ -91,10 +98,16 @@ class ModelStreaming:
         return self.streamer if loaded is not None and self.is_built_for(loaded) else None
 
     def release(self) -> None:
-        """Drop the engine with its slots and baked weights."""
-        if self.streamer is not None:
+        """Drop the engine with its slots, pins and baked weights.
+
+        During a model call the call keeps them until it ends: memory must not be unpinned under a copy.
+        """
+        if self.streamer is not None and not self.streamer.active:
             self.streamer.release_slots()
-        self.streamer = self._weights_id = self._owner = None
+            if self.pins is not None:
+                self.pins.release()
+        self.streamer = self.pins = self._weights_id = self._owner = None
+        self.notes = []
 
 
 def streaming_of(model: torch.nn.Module) -> ModelStreaming:
@@ -113,6 +126,12 @@ def current_streamer(diffusion_model: torch.nn.Module) -> BlockStreamer | None:
     """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
     return streaming.current_streamer if streaming is not None else None
+
+
+def streaming_notes(diffusion_model: torch.nn.Module) -> list[str]:
+    """Return what the engine of a diffusion model had to settle for."""
+    streaming = _streaming_of.get(unwrapped(diffusion_model))
+    return streaming.notes if streaming is not None else []
 
 
 def stack_of(model: torch.nn.Module) -> BlockStack:

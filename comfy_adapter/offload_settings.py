@@ -38,10 +38,6 @@ class OffloadSettings:
             )
         if not 0 <= self.prefetch_blocks <= MOST_PREFETCH:
             raise ValueError(f"prefetch_blocks is {self.prefetch_blocks}, but must be between 0 and {MOST_PREFETCH}.")
-        if self.pin_memory == "on":
-            raise ValueError("pin_memory is 'on', not acted on by this version yet. Set it to 'auto' or 'off'.")
-        if self.lora == "on_the_fly":
-            raise ValueError("lora is 'on_the_fly', not acted on by this version yet. Set it to 'bake' or 'auto'.")
 
     @property
     def budget_bytes(self) -> float:

@@ -12,11 +12,14 @@ import logging
 import uuid
 from typing import Any
 
+import comfy.model_management
+
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
-from .effective_weights import build_block_weights
+from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
 from .model_streaming import ModelStreaming, stack_of, streaming_of
 from .offload_settings import OffloadSettings
+from .pinning import PinnedHostMemory, wants_pinning
 
 log = logging.getLogger("dit_layerwise_offload.patcher")
 
@@ -180,17 +183,44 @@ class LayerwiseOffloadMixin:
             self._build_engine(device)
 
     def _build_engine(self, device: Any) -> None:
+        # The engine before it gives its memory back first, or both would be there at once.
+        self._streaming.release()
         blocks = stack_of(self.model).blocks
         weights = {}
         with self.use_ejected():
-            entries = [(entry[-3], entry[-2]) for entry in super()._load_list()]
+            streamed = self._streamed_modules()
+            entries = [(entry[-3], entry[-2]) for entry in super()._load_list() if id(entry[-2]) in streamed]
+            on_the_fly = loras_on_the_fly(
+                self.layerwise_settings.lora,
+                patched_bytes(self, entries),
+                comfy.model_management.get_free_memory(self.offload_device),
+            )
             for index in self._streaming.streamed:
                 members = {id(module) for module in blocks[index].modules()}
                 own = [(name, module) for name, module in entries if id(module) in members]
-                weights[index] = build_block_weights(self, blocks[index], own, device)
-        streamer = BlockStreamer(weights, len(blocks), offload_device(device), self._prefetch)
-        self._streaming.claim(self._layerwise_token, self.patches_uuid, streamer)
+                weights[index] = build_block_weights(self, blocks[index], own, device, on_the_fly)
+        pins = None
+        if wants_pinning(self.layerwise_settings.pin_memory, device):
+            pins = PinnedHostMemory(tensor for one in weights.values() for tensor in one.host_tensors())
+        streamer = BlockStreamer(weights, len(blocks), offload_device(device), self._prefetch, keep_alive=pins)
+        self._streaming.claim(self._layerwise_token, self.patches_uuid, streamer, pins)
+        self._streaming.notes = self._notes(entries, on_the_fly, pins)
         log.info("%s: %d of %d blocks are streamed.", type(self.model).__name__, len(weights), len(blocks))
+        for note in self._streaming.notes:
+            log.info("%s", note)
+
+    def _notes(self, entries: list, on_the_fly: bool, pins: PinnedHostMemory | None) -> list[str]:
+        notes = []
+        if on_the_fly and patched_bytes(self, entries):
+            why = ", because main memory is short" if self.layerwise_settings.lora == "auto" else ""
+            notes.append(f"DiT Layerwise Offload: LoRAs on streamed blocks are applied on the fly{why}.")
+        if pins is not None and pins.pageable_bytes:
+            notes.append(
+                f"DiT Layerwise Offload: {pins.pageable_bytes / 2**20:.0f} of"
+                f" {(pins.pageable_bytes + pins.pinned_bytes) / 2**20:.0f} MiB of streamed weights could not be pinned;"
+                " their copies do not overlap with compute."
+            )
+        return notes
 
 
 @functools.cache

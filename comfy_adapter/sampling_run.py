@@ -81,7 +81,14 @@ class SamplingRun:
         return self.session.head if self.session is not None else len(stack.blocks)
 
     def record(
-        self, call: CallInfo, outcome: CallOutcome | None, ran: list[int], streamed: int, wasted: int, slots: int
+        self,
+        call: CallInfo,
+        outcome: CallOutcome | None,
+        ran: list[int],
+        streamed: int,
+        wasted: int,
+        slots: int,
+        streaming_notes: list[str],
     ) -> None:
         """Keep what became of a call; sizes in bytes."""
         if outcome is None:
@@ -98,6 +105,7 @@ class SamplingRun:
             bytes_wasted=wasted,
         )
         self._report.calls.append(record)
+        self._report.notes += [note for note in streaming_notes if note not in self._report.notes]
         self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
         if self._settings is not None and self._settings.verbose:
             log.info("step %d, %s: %s (%s)", call.step, record.branch, record.outcome, record.reason)
@@ -105,7 +113,7 @@ class SamplingRun:
     def close(self) -> None:
         """Drop the run's tensors and hand its report over."""
         if self.session is not None:
-            self._report.notes = list(self.session.notes)
+            self._report.notes += self.session.notes
             self.session.close()
         if self._box is not None:
             self._box.report = self._report

@@ -60,14 +60,15 @@ class DiTLayerwiseOffload(io.ComfyNode):
                     "pin_memory",
                     options=["auto", "on", "off"],
                     default="auto",
-                    tooltip="Pin host memory for faster copies. This version does not pin yet; 'on' is refused.",
+                    tooltip="Pin the streamed weights in main memory, so that copies overlap with compute. auto and on"
+                    " pin as much as ComfyUI allows.",
                 ),
                 io.Combo.Input(
                     "lora",
                     options=["auto", "bake", "on_the_fly"],
                     default="auto",
                     tooltip="How LoRAs reach streamed blocks. bake: patched once and kept in main memory, as exact as a"
-                    " full load. This version always bakes; 'on_the_fly' is refused.",
+                    " full load. on_the_fly: patched at each use, no extra memory. auto: bake while memory has room.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The same model, streamed.")],

@@ -128,6 +128,10 @@ class BlockWeights:
                 entries[key] = _as_entry(tensors[place.source], place.is_parameter)
         return [entries[place.source, place.is_parameter] for place in self._places]
 
+    def host_tensors(self) -> list[torch.Tensor]:
+        """Return the plain host tensors that a load of this block copies from."""
+        return [host for _, host in self.copy_pairs(torch.empty(self.size, dtype=torch.uint8, device="meta"))]
+
     @property
     def packs_fully(self) -> bool:
         """Whether every tensor lives in the buffer, so that the entries made for one buffer can be kept and reused."""

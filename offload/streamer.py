@@ -36,9 +36,18 @@ class BlockStreamer:
         total: number of blocks in the stack.
         device: where the blocks run.
         prefetch: how many streamed blocks are copied ahead of the running one, at least 0.
+        keep_alive: an object that must live as long as the engine, for example what keeps host memory pinned.
     """
 
-    def __init__(self, weights: Mapping[int, BlockWeights], total: int, device: OffloadDevice, prefetch: int) -> None:
+    def __init__(
+        self,
+        weights: Mapping[int, BlockWeights],
+        total: int,
+        device: OffloadDevice,
+        prefetch: int,
+        keep_alive: object = None,
+    ) -> None:
+        self._keep_alive = keep_alive
         self._weights = dict(weights)
         self._device = device
         self._total = total

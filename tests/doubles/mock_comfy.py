@@ -271,12 +271,17 @@ def installed():
     model_management.is_device_cpu = lambda device: device.type == "cpu"
     model_management.vram_state = VRAMState.NORMAL_VRAM
     model_management.VRAMState = VRAMState
+    model_management.get_free_memory = lambda device: 1e12
+    model_patcher = types.ModuleType("comfy.model_patcher")
+    model_patcher.ModelPatcher = ModelPatcher
     comfy.patcher_extension = patcher_extension
+    comfy.model_patcher = model_patcher
     comfy.model_management = model_management
     modules = {
         "comfy": comfy,
         "comfy.patcher_extension": patcher_extension,
         "comfy.model_management": model_management,
+        "comfy.model_patcher": model_patcher,
     }
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "comfy"}
     sys.modules.update(modules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import comfy.model_management
 import pytest
 import torch
 from real_comfy import FAMILIES, FLUX, STEPS, WAN, blocks_of, build, cond, lora, sample, weights_at_rest, with_lora
@@ -147,9 +148,52 @@ def test_lora_strength_changes_and_removal(offload, family):
 
 
 @each_family
-def test_lora_after_a_full_unload(offload, family):
-    import comfy.model_management
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_lora_on_the_fly_equals_comfyuis_own_low_vram_and_copies_nothing(offload, pack, family, place):
+    plain = build(family)
+    contents = lora(plain, family)
+    low_vram = with_lora(plain, contents)
+    low_vram.partially_load(low_vram.load_device, 0.1)
+    expected = run_loaded(low_vram, family)
+    comfy.model_management.unload_all_models()
+    if place == "before":
+        model = offload(with_lora(plain, contents), resident_blocks=0, lora="on_the_fly")
+    else:
+        model = with_lora(offload(plain, resident_blocks=0, lora="on_the_fly"), contents)
+    assert torch.equal(sample(model, family), expected)
+    streamer = pack.module("comfy_adapter.model_streaming").streaming_of(model.model).streamer
+    at_rest = {tensor.data_ptr() for tensor in model.model.state_dict().values()}
+    copied_from = {host.data_ptr() for one in streamer._weights.values() for host in one.host_tensors()}
+    assert copied_from <= at_rest
 
+
+def run_loaded(patcher, family):
+    """Sample without ComfyUI loading the model anew: it stays in low-VRAM state."""
+    load, comfy.model_management.load_models_gpu = comfy.model_management.load_models_gpu, lambda *_, **__: None
+    try:
+        return sample(patcher, family)
+    finally:
+        comfy.model_management.load_models_gpu = load
+
+
+@each_family
+def test_auto_bakes_while_memory_has_room(offload, report, pack, family, monkeypatch):
+    plain = build(family)
+    contents = lora(plain, family)
+    expected = sample(with_lora(plain, contents), family)
+    roomy = with_lora(offload(plain, resident_blocks=0), contents)
+    assert torch.equal(sample(roomy, family), expected)
+    assert report(roomy)["notes"] == []
+    monkeypatch.setattr(pack.module("comfy_adapter.effective_weights"), "RAM_RESERVE", 1e18)
+    short = with_lora(offload(plain, resident_blocks=0), contents)
+    assert torch.allclose(sample(short, family), expected, rtol=1e-4, atol=1e-5)
+    assert report(short)["notes"] == [
+        "DiT Layerwise Offload: LoRAs on streamed blocks are applied on the fly, because main memory is short."
+    ]
+
+
+@each_family
+def test_lora_after_a_full_unload(offload, family):
     plain = build(family)
     contents = lora(plain, family)
     expected = sample(with_lora(plain, contents), family)
@@ -227,8 +271,6 @@ def test_reading_weights_before_and_after_a_run(offload, family):
 
 @each_family
 def test_saving_writes_the_patched_weights(offload, family):
-    import comfy.model_management
-
     plain = build(family)
     contents = lora(plain, family)
 
@@ -259,8 +301,6 @@ def test_saving_writes_the_patched_weights(offload, family):
 @each_family
 @pytest.mark.parametrize("kind", ["interrupt", "error", "out of memory"])
 def test_exceptions_pass_and_leave_nothing(offload, family, kind):
-    import comfy.model_management
-
     exception = {
         "interrupt": comfy.model_management.InterruptProcessingException(),
         "error": RuntimeError("broken block"),

@@ -339,9 +339,7 @@ def test_too_large_fn_and_bn_are_named():
         ("residency_policy", {"residency_policy": "random"}),
         ("prefetch_blocks", {"prefetch_blocks": 17}),
         ("prefetch_blocks", {"prefetch_blocks": -1}),
-        ("pin_memory", {"pin_memory": "on"}),
         ("pin_memory", {"pin_memory": "maybe"}),
-        ("lora", {"lora": "on_the_fly"}),
         ("lora", {"lora": "never"}),
     ],
 )

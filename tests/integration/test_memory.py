@@ -1,0 +1,205 @@
+"""Host and device memory: sizes told to ComfyUI, pressure, pinning, and cycles that leave nothing behind.
+
+A machine without a GPU has one device, so these tests make ComfyUI believe that the CPU is an accelerator where
+they need budgets: the patcher's accounting is the same.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import comfy.model_management
+import pytest
+import torch
+from real_comfy import FAMILIES, WAN, blocks_of, build, lora, sample, with_lora
+
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+def sizes_of(patcher, family):
+    return [sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks_of(patcher, family)]
+
+
+def streaming(pack, model):
+    return pack.module("comfy_adapter.model_streaming").streaming_of(model.model)
+
+
+@each_family
+@pytest.mark.parametrize("resident", [0, 3])
+def test_sizes_told_are_residents_and_slots(offload, pack, family, resident):
+    plain = build(family)
+    whole = plain.model_size()
+    model = offload(plain, resident_blocks=resident, residency_policy="leading")
+    streamed = sum(sizes_of(plain, family)[resident:])
+    slots = streaming(pack, model).slot_bytes(tuple(range(resident, family.blocks)), 1)
+    assert model.model_size() == whole - streamed + slots
+    sample(model, family)
+    assert model.model_size() == whole - streamed + slots
+    # weights owned by no leaf module are left on the host by the loader and are not counted as loaded
+    assert model.loaded_size() <= model.model_size()
+    assert streaming(pack, model).streamer.slot_bytes == slots
+    comfy.model_management.unload_all_models()
+    assert model.loaded_size() == 0
+    assert streaming(pack, model).streamer is None
+
+
+@each_family
+def test_pressure_takes_idle_slots_first_and_the_next_run_is_right(offload, pack, family):
+    plain = build(family)
+    expected = sample(plain, family)
+    model = offload(plain, resident_blocks=2)
+    sample(model, family)
+    slots = streaming(pack, model).streamer.slot_bytes
+    resident = model.loaded_size() - slots
+    assert model.partially_unload(model.offload_device, 1) == slots
+    assert model.loaded_size() == resident
+    assert torch.equal(sample(model, family), expected)
+    freed = model.partially_unload(model.offload_device, slots + resident // 4)
+    assert freed >= slots + resident // 4
+    assert torch.equal(sample(model, family), expected)
+
+
+@each_family
+@pytest.mark.parametrize("contents", [False, True], ids=["plain", "lora"])
+def test_ten_cycles_leave_nothing_behind(offload, pack, family, contents):
+    plain = build(family)
+    model = offload(plain, resident_blocks=1)
+    if contents:
+        model = with_lora(model, lora(plain, family))
+
+    def live_bytes():
+        gc.collect()
+        tensors = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in gc.get_objects()
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+        }
+        return sum(tensors.values())
+
+    first = None
+    for _ in range(10):
+        sample(model, family)
+        comfy.model_management.unload_all_models()
+        now = live_bytes()
+        first = first or now
+        assert now == first
+
+
+def test_baking_holds_only_the_patched_weights(offload, pack):
+    plain = build(WAN)
+    contents = lora(plain, WAN)
+    model = with_lora(offload(plain, resident_blocks=0), contents)
+    sample(model, WAN)
+    at_rest = {tensor.data_ptr() for tensor in model.model.state_dict().values()}
+    hosts = [host for one in streaming(pack, model).streamer._weights.values() for host in one.host_tensors()]
+    extra = sum(host.numel() * host.element_size() for host in hosts if host.data_ptr() not in at_rest)
+    blocks = dict(model.model.named_parameters())
+    patched = [key for key in model.patches if ".blocks." in key]
+    assert extra == sum(blocks[key].numel() * blocks[key].element_size() for key in patched)
+    comfy.model_management.unload_all_models()
+    model = offload(plain, resident_blocks=0)
+    sample(model, WAN)
+    hosts = [host for one in streaming(pack, model).streamer._weights.values() for host in one.host_tensors()]
+    assert all(host.data_ptr() in {t.data_ptr() for t in model.model.state_dict().values()} for host in hosts)
+
+
+class FakePins:
+    """ComfyUI's pin accounting with a limit in bytes, without CUDA."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.pinned: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self.pinned.values())
+
+    def pin(self, tensor):
+        size = tensor.numel() * tensor.element_size()
+        if self.total + size > self.limit or not tensor.is_contiguous():
+            return False
+        assert tensor.data_ptr() not in self.pinned
+        self.pinned[tensor.data_ptr()] = size
+        return True
+
+    def unpin(self, tensor):
+        assert self.pinned.pop(tensor.data_ptr()) == tensor.numel() * tensor.element_size()
+        return True
+
+
+@pytest.fixture
+def pins(monkeypatch, pack):
+    """Make streamed weights pinnable, within a limit set by the test."""
+    fake = FakePins(float("inf"))
+    monkeypatch.setattr(comfy.model_management, "pin_memory", fake.pin)
+    monkeypatch.setattr(comfy.model_management, "unpin_memory", fake.unpin)
+    patcher = pack.module("comfy_adapter.patcher")
+    monkeypatch.setattr(patcher, "wants_pinning", lambda choice, device: choice != "off")
+    return fake
+
+
+@pytest.mark.parametrize("choice", ["auto", "on"])
+def test_streamed_weights_are_pinned_and_unpinned(offload, report, pins, choice):
+    plain = build(WAN)
+    expected = sample(plain, WAN)
+    model = offload(plain, resident_blocks=3, residency_policy="leading", pin_memory=choice)
+    for _ in range(2):
+        assert torch.equal(sample(model, WAN), expected)
+        assert pins.total == sum(sizes_of(plain, WAN)[3:])
+    assert report(model)["notes"] == []
+    comfy.model_management.unload_all_models()
+    assert pins.total == 0
+
+
+def test_pinning_can_be_off(offload, pins):
+    sample(offload(build(WAN), resident_blocks=0, pin_memory="off"), WAN)
+    assert pins.total == 0
+
+
+def test_what_does_not_fit_stays_pageable_and_is_told(offload, report, pins):
+    plain = build(WAN)
+    expected = sample(plain, WAN)
+    sizes = sizes_of(plain, WAN)
+    pins.limit = sum(sizes) // 2
+    model = offload(plain, resident_blocks=0)
+    assert torch.equal(sample(model, WAN), expected)
+    assert 0 < pins.total <= pins.limit
+    [note] = report(model)["notes"]
+    assert "could not be pinned" in note
+    # a second model shares the budget: it goes on with a note, not an error
+    other = offload(build(WAN, seed=1), resident_blocks=0)
+    sample(other, WAN)
+    assert pins.total <= pins.limit
+    assert "could not be pinned" in report(other)["notes"][0]
+
+
+def test_pins_go_with_the_model(offload, pins):
+    model = offload(build(WAN), resident_blocks=0)
+    sample(model, WAN)
+    assert pins.total > 0
+    del model
+    gc.collect()
+    assert pins.total == 0
+
+
+def test_pins_survive_the_death_of_a_transient_clone(offload, pins):
+    plain = build(WAN)
+    model = offload(plain, resident_blocks=0)
+    sample(model, WAN)
+    before = pins.total
+    clone = model.clone()
+    del clone
+    gc.collect()
+    assert pins.total == before > 0
+
+
+def test_pins_go_when_a_plain_branch_takes_the_model(offload, pins):
+    plain = build(WAN)
+    expected = sample(plain, WAN)
+    model = offload(plain, resident_blocks=0)
+    for _ in range(2):
+        assert torch.equal(sample(model, WAN), expected)
+        assert torch.equal(sample(plain, WAN), expected)
+    del model
+    gc.collect()
+    assert pins.total == 0
