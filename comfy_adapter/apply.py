@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dbcache.backend import load_cache_dit
 from ..dbcache.settings import DBCacheSettings
+from .dynamic_vram import plain_copy
 from .families import find_stack
 from .keys import DBCACHE_KEY, REPORT_KEY
 from .model_call import add_wrappers
@@ -25,16 +26,12 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
         ValueError: the model has no known block stack, or a setting asks for what this version does not do.
     """
     find_stack(_diffusion_model(model))
-    patched = model.clone()
-    _add_report(patched)
     if is_dynamic(model):
-        if settings.engine == "layerwise":
-            raise ValueError(
-                "engine is 'layerwise', but this model is under ComfyUI's dynamic VRAM, which this version cannot"
-                " convert yet. Set engine to 'auto', or start ComfyUI with --disable-dynamic-vram."
-            )
-        log.info("DiT Layerwise Offload: ComfyUI's dynamic VRAM streams this model already; its engine is used.")
-        return patched
+        if settings.engine != "layerwise":
+            log.info("DiT Layerwise Offload: ComfyUI's dynamic VRAM streams this model already; its engine is used.")
+            return _with_report(model.clone())
+        model = plain_copy(model)
+        log.info("DiT Layerwise Offload: engine 'layerwise' streams a plain copy of this dynamic VRAM model.")
     if settings.engine == "comfyui":
         raise ValueError(
             "engine is 'comfyui', but this model is not under ComfyUI's dynamic VRAM, so nothing would stream it. Set"
@@ -42,10 +39,10 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
         )
     if keeps_everything_on_device(model):
         log.info("DiT Layerwise Offload: ComfyUI was told to keep models on the device; the model passes unchanged.")
-        return patched
+        return _with_report(model.clone())
     if model.weight_inplace_update:
         raise ValueError("model is patched in place (weight_inplace_update), which streaming cannot undo. Reload it.")
-    return with_new_identity(layerwise_patcher(patched, settings))
+    return with_new_identity(layerwise_patcher(_with_report(model.clone()), settings))
 
 
 def apply_dbcache(model: Any, settings: DBCacheSettings) -> Any:
@@ -57,8 +54,7 @@ def apply_dbcache(model: Any, settings: DBCacheSettings) -> Any:
     """
     settings.check_stack(len(find_stack(_diffusion_model(model)).blocks))
     load_cache_dit()
-    patched = model.clone()
-    _add_report(patched)
+    patched = _with_report(model.clone())
     patched.set_attachments(DBCACHE_KEY, settings)
     return patched
 
@@ -74,9 +70,11 @@ def last_run(model: Any) -> tuple[str, str]:
     return box.report.summary(), box.report.to_json()
 
 
-def _add_report(patched: Any) -> None:
+def _with_report(patched: Any) -> Any:
+    """Give a fresh clone a report of its own and the pack's wrappers."""
     patched.set_attachments(REPORT_KEY, ReportBox())
     add_wrappers(patched)
+    return patched
 
 
 def _diffusion_model(model: Any) -> Any:

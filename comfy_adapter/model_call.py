@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import comfy.model_management
 import comfy.patcher_extension
 import torch
 
@@ -71,6 +72,8 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
     streamer = current_streamer(diffusion_model)
     if run is None and streamer is None:
         return executor(*args, **kwargs)
+    if getattr(comfy.model_management, "in_training", False):
+        raise ValueError("DiT Layerwise Offload and DBCache do not work in training. Train with the plain MODEL.")
     call = _ModelCall(diffusion_model, streamer, run, lambda: executor(*args, **kwargs))
     return call.run(options, arguments.get("control"))
 

@@ -123,6 +123,12 @@ class LayerwiseOffloadMixin:
             self._build_engine(self.load_device)
         return result
 
+    def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            "DiT Layerwise Offload streams through one GPU and cannot be combined with several. Remove it, or the node"
+            " that splits the model over GPUs."
+        )
+
     def __del__(self) -> None:
         if self.layerwise_settings is not None and self._owns_engine:
             self._streaming.release()

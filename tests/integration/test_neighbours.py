@@ -1,0 +1,162 @@
+"""Living with other parts of ComfyUI: dynamic VRAM, torch.compile, several GPUs, training."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import comfy.model_management
+import comfy.model_patcher
+import pytest
+import torch
+from real_comfy import FAMILIES, WAN, blocks_of, build, lora, sample, with_lora
+from test_dbcache import FORCED
+
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+def dynamic_model(family, loads):
+    """A patcher that says it is dynamic and can be loaded again, as ComfyUI's loaders leave it on an NVIDIA card.
+
+    The real class cannot be made without a card; cloning with ``disable_dynamic`` is its base class's own code.
+    """
+    if not hasattr(comfy.model_patcher.ModelPatcher, "is_dynamic"):
+        pytest.skip("this ComfyUI has no dynamic VRAM")
+
+    class Dynamic(comfy.model_patcher.ModelPatcher):
+        def is_dynamic(self):
+            return True
+
+    def load(disable_dynamic=False):
+        loads.append(disable_dynamic)
+        return build(family)
+
+    patcher = build(family)
+    patcher.__class__ = Dynamic
+    patcher.cached_patcher_init = (load, ())
+    return patcher
+
+
+def test_auto_leaves_a_dynamic_model_to_comfyui_and_says_so(offload, caplog):
+    model = dynamic_model(WAN, [])
+    with caplog.at_level("INFO"):
+        passed = offload(model, resident_blocks=0)
+    assert type(passed) is type(model)
+    assert passed.patches_uuid == model.patches_uuid
+    assert "dynamic VRAM streams this model already" in caplog.text
+    assert type(offload(model, engine="comfyui")) is type(model)
+
+
+def test_layerwise_converts_a_dynamic_model_once(offload, report):
+    loads = []
+    model = dynamic_model(WAN, loads)
+    contents = lora(model, WAN)
+    expected = sample(with_lora(build(WAN), contents), WAN)
+    patched = with_lora(model, contents)
+    streamed = [offload(patched, engine="layerwise", resident_blocks=blocks) for blocks in (0, 3, 0)]
+    assert loads == [True]
+    assert len({id(one.model) for one in streamed}) == 1
+    for one in streamed:
+        assert torch.equal(sample(one, WAN), expected)
+        assert report(one)["engine"] == "layerwise"
+    copy = weakref.ref(streamed[0].model)
+    del streamed, one
+    gc.collect()
+    assert copy() is None
+    offload(patched, engine="layerwise")
+    assert loads == [True, True]
+
+
+def test_a_dynamic_model_without_a_loader_is_explained(offload):
+    model = dynamic_model(WAN, [])
+    model.cached_patcher_init = None
+    with pytest.raises(ValueError, match=r"engine is 'layerwise'.*core loader.*--disable-dynamic-vram"):
+        offload(model, engine="layerwise")
+
+
+def test_engine_comfyui_needs_dynamic_vram(offload):
+    with pytest.raises(ValueError, match=r"engine is 'comfyui'.*Set engine to 'auto' or 'layerwise'"):
+        offload(build(WAN), engine="comfyui")
+
+
+def block_keys(family):
+    return [f"diffusion_model.{name}.{index}" for name, count in family.list_sizes.items() for index in range(count)]
+
+
+def compiled_by_wrapper(patcher, family):
+    """Compile block by block as ComfyUI's own helper does: swapped in around each model call."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    compiled = patcher.clone()
+    set_torch_compile_wrapper(compiled, backend="eager", keys=block_keys(family))
+    return compiled
+
+
+def compiled_by_object_patch(patcher, family):
+    """Compile block by block as older nodes do: swapped in while the model is loaded. ComfyUI's own loader then
+    finds no LoRA key for such a block, so only streamed blocks can have one."""
+    compiled = patcher.clone()
+    for key in block_keys(family):
+        compiled.add_object_patch(key, torch.compile(patcher.get_model_object(key), backend="eager"))
+    return compiled
+
+
+@each_family
+@pytest.mark.parametrize(
+    ("compiled", "resident"), [(compiled_by_wrapper, 2), (compiled_by_object_patch, 0)], ids=["wrapper", "object patch"]
+)
+def test_blocks_compiled_one_by_one(offload, dbcache, report, family, compiled, resident):
+    torch._dynamo.reset()
+    plain = build(family)
+    contents = lora(plain, family)
+    expected = sample(with_lora(plain, contents), family)
+    cached = sample(dbcache(with_lora(plain, contents), **FORCED), family)
+    after = compiled(with_lora(offload(plain, resident_blocks=resident), contents), family)
+    before = offload(compiled(with_lora(plain, contents), family), resident_blocks=resident)
+    for model in (after, before):
+        assert torch.equal(sample(model, family), expected)
+        assert report(model)["totals"]["bytes_streamed"] > 0
+    both = dbcache(after, **FORCED)
+    assert torch.equal(sample(both, family), cached)
+    assert report(both)["totals"]["hits"] > 0
+
+
+@each_family
+def test_after_compiled_blocks_the_plain_model_is_as_before(offload, family):
+    torch._dynamo.reset()
+    plain = build(family)
+    contents = lora(plain, family)
+    expected = sample(with_lora(plain, contents), family)
+    sample(compiled_by_wrapper(with_lora(offload(plain, resident_blocks=2), contents), family), family)
+    assert torch.equal(sample(with_lora(plain, contents), family), expected)
+    assert not any(hasattr(block, "_orig_mod") for block in blocks_of(plain, family))
+
+
+@each_family
+def test_a_wholly_compiled_model_is_right(offload, dbcache, family):
+    """Nothing of it is compiled while the hooks are on, but every picture is right."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    torch._dynamo.reset()
+    plain = build(family)
+    expected = sample(dbcache(plain, **FORCED), family)
+    model = dbcache(offload(plain, resident_blocks=2), **FORCED)
+    set_torch_compile_wrapper(model, backend="eager")
+    assert torch.allclose(sample(model, family), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_several_gpus_are_refused(offload):
+    model = offload(build(WAN), resident_blocks=0)
+    with pytest.raises(ValueError, match="one GPU"):
+        model.deepclone_multigpu()
+
+
+def test_training_is_refused(offload, dbcache, monkeypatch):
+    plain = build(WAN)
+    expected = sample(plain, WAN)
+    model = dbcache(offload(plain, resident_blocks=0), **FORCED)
+    monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)
+    with pytest.raises(ValueError, match="do not work in training"):
+        sample(model, WAN)
+    monkeypatch.undo()
+    assert torch.equal(sample(plain, WAN), expected)
