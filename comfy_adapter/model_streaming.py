@@ -7,13 +7,14 @@ dictionary keyed by the diffusion model: it goes when the model goes, and leaves
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management
 import torch
 
 from ..offload.block_weights import BlockWeights
-from ..offload.residency import choose_streamed, slot_bytes
+from ..offload.residency import choose_prefetch, choose_streamed, slot_bytes
 from ..offload.streamer import BlockStreamer
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY
@@ -23,11 +24,19 @@ from .pinning import PinnedHostMemory
 _streaming_of: weakref.WeakKeyDictionary[torch.nn.Module, ModelStreaming] = weakref.WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Which blocks are streamed, and how many of them are copied ahead of the running one."""
+
+    streamed: tuple[int, ...] = ()
+    prefetch: int = 0
+
+
 class ModelStreaming:
     """Streaming state of one underlying model.
 
     Attributes:
-        streamed: the blocks that ComfyUI's loader must leave alone.
+        placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
         streamer: the engine while a layerwise patcher is loaded, else ``None``.
         pins: the engine's pinned host memory, ``None`` where nothing is to be pinned.
         notes: what the engine had to settle for, for the log and the run report.
@@ -40,36 +49,40 @@ class ModelStreaming:
         self._module_bytes = [size(block) for block in blocks]
         self._packed_bytes = [BlockWeights(block).size for block in blocks]
         self._model = weakref.ref(model)
-        self.streamed: tuple[int, ...] = ()
+        self.placement = Placement()
         self.streamer: BlockStreamer | None = None
         self.pins: PinnedHostMemory | None = None
         self.notes: list[str] = []
         self._weights_id: object | None = None
         self._owner: object | None = None
 
-    def choose(self, settings: OffloadSettings, attachments: dict[str, Any], budget: float) -> tuple[int, ...]:
-        """Return the blocks to stream within ``budget`` device bytes for weights."""
+    def choose(self, settings: OffloadSettings, attachments: dict[str, Any], budget: float) -> Placement:
+        """Return what to stream, and how far ahead, within ``budget`` device bytes for weights."""
         cache = attachments.get(DBCACHE_KEY)
         cache = cache.with_preset() if cache is not None else None
-        return choose_streamed(
+        budget = min(budget, settings.budget_bytes)
+        other_bytes = max(0, self.full_bytes - sum(self._module_bytes))
+        prefetch = choose_prefetch(self._packed_bytes, other_bytes, budget, settings.prefetch_blocks)
+        streamed = choose_streamed(
             self._packed_bytes,
-            max(0, self.full_bytes - sum(self._module_bytes)),
-            min(budget, settings.budget_bytes),
+            other_bytes,
+            budget,
             policy=settings.policy(cache is not None),
-            prefetch=settings.prefetch_blocks,
+            prefetch=prefetch,
             max_resident=None if settings.resident_blocks < 0 else settings.resident_blocks,
             front=cache.fn if cache is not None else 0,
             back=cache.bn if cache is not None else 0,
         )
+        return Placement(streamed, prefetch if streamed else 0)
 
-    def slot_bytes(self, streamed: tuple[int, ...], prefetch: int) -> int:
-        """Return the device bytes of the slots for ``streamed``."""
-        return slot_bytes(self._packed_bytes, streamed, prefetch)
+    def slot_bytes(self, placement: Placement) -> int:
+        """Return the device bytes of a placement's slots."""
+        return slot_bytes(self._packed_bytes, placement.streamed, placement.prefetch)
 
-    def device_bytes(self, streamed: tuple[int, ...], prefetch: int) -> int:
+    def device_bytes(self, placement: Placement) -> int:
         """Return the device bytes the model takes for weights when fully placed: residents and slots."""
-        resident = self.full_bytes - sum(self._module_bytes[index] for index in streamed)
-        return resident + self.slot_bytes(streamed, prefetch)
+        resident = self.full_bytes - sum(self._module_bytes[index] for index in placement.streamed)
+        return resident + self.slot_bytes(placement)
 
     def owned_by(self, token: object) -> bool:
         """Whether the engine belongs to the patcher with this token."""

@@ -17,7 +17,7 @@ import comfy.model_management
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
-from .model_streaming import ModelStreaming, stack_of, streaming_of
+from .model_streaming import ModelStreaming, Placement, stack_of, streaming_of
 from .offload_settings import OffloadSettings
 from .pinning import PinnedHostMemory, wants_pinning
 
@@ -41,8 +41,7 @@ class LayerwiseOffloadMixin:
         if self.layerwise_settings is None:
             return super().model_size()
         streaming = self._streaming
-        streamed = streaming.streamed if self._is_loaded else self._choose(float("inf"))
-        return streaming.device_bytes(streamed, self._prefetch)
+        return streaming.device_bytes(streaming.placement if self._is_loaded else self._choose(float("inf")))
 
     def loaded_size(self) -> int:
         loaded = super().loaded_size()
@@ -55,13 +54,14 @@ class LayerwiseOffloadMixin:
             return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
         streaming = self._streaming
         # Older versions save by force-patching everything and reading the state dict: then nothing is streamed.
-        wanted = () if force_patch_weights else self._choose_for(extra_memory)
-        if wanted != streaming.streamed:
+        wanted = Placement() if force_patch_weights else self._choose_for(extra_memory)
+        if wanted != streaming.placement:
             self.unpatch_model(self.offload_device, unpatch_weights=True)
             streaming.release()
-            streaming.streamed = wanted
+            streaming.placement = wanted
+        extra_memory = self._extra_beside_slots(extra_memory)
         result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
-        if streaming.streamed:
+        if streaming.placement.streamed:
             self._ensure_engine(device_to)
             streaming.streamer.acquire_slots()
         return result
@@ -74,7 +74,7 @@ class LayerwiseOffloadMixin:
         full_load: bool = False,
         **kwargs: Any,
     ) -> None:
-        if self.layerwise_settings is None or not self._streaming.streamed:
+        if self.layerwise_settings is None or not self._streaming.placement.streamed:
             return super().load(
                 device_to,
                 lowvram_model_memory=lowvram_model_memory,
@@ -84,7 +84,7 @@ class LayerwiseOffloadMixin:
             )
         # A full load would move the whole model, streamed blocks and all; a budget of 0 means the same.
         budget = lowvram_model_memory or UNLIMITED
-        slots = self._streaming.slot_bytes(self._streaming.streamed, self._prefetch)
+        slots = self._streaming.slot_bytes(self._streaming.placement)
         super().load(
             device_to,
             lowvram_model_memory=max(SMALLEST_BUDGET, budget - slots),
@@ -137,7 +137,7 @@ class LayerwiseOffloadMixin:
 
     def _load_list(self, *args: Any, **kwargs: Any) -> list[tuple]:
         entries = super()._load_list(*args, **kwargs)
-        if self.layerwise_settings is None or not self._streaming.streamed:
+        if self.layerwise_settings is None or not self._streaming.placement.streamed:
             return entries
         left_out = self._streamed_modules()
         return [entry for entry in entries if id(entry[-2]) not in left_out]
@@ -145,10 +145,6 @@ class LayerwiseOffloadMixin:
     @property
     def _streaming(self) -> ModelStreaming:
         return streaming_of(self.model)
-
-    @property
-    def _prefetch(self) -> int:
-        return self.layerwise_settings.prefetch_blocks
 
     @property
     def _owns_engine(self) -> bool:
@@ -159,26 +155,34 @@ class LayerwiseOffloadMixin:
         """Whether the model is on the device now with this patcher's weights."""
         return self.model.current_weight_patches_uuid == self.patches_uuid
 
-    def _choose(self, budget: float) -> tuple[int, ...]:
+    def _choose(self, budget: float) -> Placement:
         return self._streaming.choose(self.layerwise_settings, self.attachments, budget)
 
-    def _choose_for(self, extra_memory: float) -> tuple[int, ...]:
-        """Return the blocks to stream in a load that may take ``extra_memory`` more bytes.
+    def _choose_for(self, extra_memory: float) -> Placement:
+        """Return what to stream in a load that may take ``extra_memory`` more bytes.
 
-        A model that is loaded already keeps its split as long as the settings allow it: another split costs a
-        full reload.
+        A model that is loaded already keeps its placement as long as the settings allow it: another one costs a
+        full reload, and where memory got short ComfyUI itself takes residents out.
         """
-        streaming = self._streaming
-        if self._is_loaded and self._owns_engine and streaming.streamed:
-            most = self._choose(float("inf"))
-            fixed = self.layerwise_settings.resident_blocks >= 0 or self.layerwise_settings.vram_budget_gb > 0
-            if not fixed or streaming.streamed == most:
-                return streaming.streamed
+        current = self._streaming.placement
+        if self._is_loaded and self._owns_engine and current.streamed:
+            settings = self.layerwise_settings
+            fixed = settings.resident_blocks >= 0 or settings.vram_budget_gb > 0
+            if not fixed or current == self._choose(float("inf")):
+                return current
         return self._choose(self.loaded_size() + extra_memory)
+
+    def _extra_beside_slots(self, extra_memory: float) -> float:
+        """Return what a loaded model may take more, once its slots are back: residents make room where it is short."""
+        missing = self._streaming.slot_bytes(self._streaming.placement)
+        if self._owns_engine:
+            missing -= self._streaming.streamer.slot_bytes
+        short = self._is_loaded and extra_memory < missing
+        return extra_memory - missing if short else extra_memory
 
     def _streamed_modules(self) -> set[int]:
         blocks = stack_of(self.model).blocks
-        return {id(module) for index in self._streaming.streamed for module in blocks[index].modules()}
+        return {id(module) for index in self._streaming.placement.streamed for module in blocks[index].modules()}
 
     def _ensure_engine(self, device: Any) -> None:
         """Build the engine, or take over the one a clone with the same weights has built."""
@@ -191,6 +195,7 @@ class LayerwiseOffloadMixin:
     def _build_engine(self, device: Any) -> None:
         # The engine before it gives its memory back first, or both would be there at once.
         self._streaming.release()
+        placement = self._streaming.placement
         blocks = stack_of(self.model).blocks
         weights = {}
         with self.use_ejected():
@@ -201,14 +206,14 @@ class LayerwiseOffloadMixin:
                 patched_bytes(self, entries),
                 comfy.model_management.get_free_memory(self.offload_device),
             )
-            for index in self._streaming.streamed:
+            for index in placement.streamed:
                 members = {id(module) for module in blocks[index].modules()}
                 own = [(name, module) for name, module in entries if id(module) in members]
                 weights[index] = build_block_weights(self, blocks[index], own, device, on_the_fly)
         pins = None
         if wants_pinning(self.layerwise_settings.pin_memory, device):
             pins = PinnedHostMemory(tensor for one in weights.values() for tensor in one.host_tensors())
-        streamer = BlockStreamer(weights, len(blocks), offload_device(device), self._prefetch, keep_alive=pins)
+        streamer = BlockStreamer(weights, len(blocks), offload_device(device), placement.prefetch, keep_alive=pins)
         self._streaming.claim(self._layerwise_token, self.patches_uuid, streamer, pins)
         self._streaming.notes = self._notes(entries, on_the_fly, pins)
         log.info("%s: %d of %d blocks are streamed.", type(self.model).__name__, len(weights), len(blocks))

@@ -67,6 +67,16 @@ def slot_bytes(block_bytes: Sequence[int], streamed: Sequence[int], prefetch: in
     return min(prefetch + 1, len(streamed)) * max(block_bytes[index] for index in streamed)
 
 
+def choose_prefetch(block_bytes: Sequence[int], other_bytes: int, budget: float, prefetch: int) -> int:
+    """Return the prefetch window that fits in ``budget`` when every block is streamed, at most ``prefetch``.
+
+    Residents give way before the window does; a window of 0 (one slot) is the least, whatever the budget.
+    """
+    every = range(len(block_bytes))
+    fitting = (p for p in range(prefetch, 0, -1) if other_bytes + slot_bytes(block_bytes, every, p) <= budget)
+    return next(fitting, 0)
+
+
 def choose_streamed(
     block_bytes: Sequence[int],
     other_bytes: int,

@@ -31,7 +31,8 @@ def test_sizes_told_are_residents_and_slots(offload, pack, family, resident):
     whole = plain.model_size()
     model = offload(plain, resident_blocks=resident, residency_policy="leading")
     streamed = sum(sizes_of(plain, family)[resident:])
-    slots = streaming(pack, model).slot_bytes(tuple(range(resident, family.blocks)), 1)
+    placement = pack.module("comfy_adapter.model_streaming").Placement(tuple(range(resident, family.blocks)), 1)
+    slots = streaming(pack, model).slot_bytes(placement)
     assert model.model_size() == whole - streamed + slots
     sample(model, family)
     assert model.model_size() == whole - streamed + slots

@@ -5,7 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from pack.offload.residency import POLICIES, choose_streamed, slot_bytes, streamed_blocks, strided_positions
+from pack.offload.residency import (
+    POLICIES,
+    choose_prefetch,
+    choose_streamed,
+    slot_bytes,
+    streamed_blocks,
+    strided_positions,
+)
 
 SIZES = range(1, 14)
 
@@ -72,3 +79,12 @@ def test_slots_never_outnumber_the_streamed_blocks():
     assert slot_bytes([3, 5, 7], (0, 1), 4) == 2 * 5
     assert slot_bytes([3, 5, 7], (0, 1, 2), 1) == 2 * 7
     assert slot_bytes([3, 5, 7], (), 3) == 0
+
+
+def test_the_prefetch_window_gives_way_only_when_no_resident_is_left():
+    sizes, other = [10] * 8, 5
+    assert choose_prefetch(sizes, other, float("inf"), 16) == 16
+    assert choose_prefetch(sizes, other, 5 + 40, 16) == 3
+    assert choose_prefetch(sizes, other, 5 + 20, 16) == 1
+    assert choose_prefetch(sizes, other, 5 + 19, 16) == 0
+    assert choose_prefetch(sizes, other, 0, 2) == 0
