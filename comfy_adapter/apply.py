@@ -9,7 +9,7 @@ from ..dbcache.backend import load_cache_dit
 from ..dbcache.settings import DBCacheSettings
 from .dynamic_vram import plain_copy
 from .families import find_stack
-from .keys import DBCACHE_KEY, REPORT_KEY
+from .keys import DBCACHE_KEY, ENGINE_KEY, REPORT_KEY
 from .model_call import add_wrappers
 from .offload_settings import OffloadSettings
 from .patcher import layerwise_patcher, with_new_identity
@@ -28,21 +28,34 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
     find_stack(_diffusion_model(model))
     if is_dynamic(model):
         if settings.engine != "layerwise":
-            log.info("DiT Layerwise Offload: ComfyUI's dynamic VRAM streams this model already; its engine is used.")
-            return _with_report(model.clone())
+            return _left_to_comfyui(model, "its dynamic VRAM streams this model already")
         model = plain_copy(model)
-        log.info("DiT Layerwise Offload: engine 'layerwise' streams a plain copy of this dynamic VRAM model.")
+        return _streamed(model, settings, "asked for; a plain copy of the dynamic VRAM model is streamed")
     if settings.engine == "comfyui":
         raise ValueError(
             "engine is 'comfyui', but this model is not under ComfyUI's dynamic VRAM, so nothing would stream it. Set"
             " engine to 'auto' or 'layerwise'."
         )
     if keeps_everything_on_device(model):
-        log.info("DiT Layerwise Offload: ComfyUI was told to keep models on the device; the model passes unchanged.")
-        return _with_report(model.clone())
+        return _left_to_comfyui(model, "it was told to keep models on the device")
     if model.weight_inplace_update:
         raise ValueError("model is patched in place (weight_inplace_update), which streaming cannot undo. Reload it.")
-    return with_new_identity(layerwise_patcher(_with_report(model.clone()), settings))
+    why = "asked for" if settings.engine == "layerwise" else "the model is not under ComfyUI's dynamic VRAM"
+    return _streamed(model, settings, why)
+
+
+def _left_to_comfyui(model: Any, why: str) -> Any:
+    log.info("DiT Layerwise Offload: the model is left to ComfyUI, because %s.", why)
+    patched = _with_report(model.clone())
+    patched.set_attachments(ENGINE_KEY, ("comfyui", why))
+    return patched
+
+
+def _streamed(model: Any, settings: OffloadSettings, why: str) -> Any:
+    log.info("DiT Layerwise Offload: engine 'layerwise' (%s).", why)
+    patched = layerwise_patcher(_with_report(model.clone()), settings)
+    patched.set_attachments(ENGINE_KEY, ("layerwise", why))
+    return with_new_identity(patched)
 
 
 def apply_dbcache(model: Any, settings: DBCacheSettings) -> Any:

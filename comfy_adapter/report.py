@@ -31,6 +31,7 @@ class RunReport:
     model: str
     comfyui: str
     engine: str
+    engine_reason: str
     steps: int
     blocks: int
     calls: list[CallRecord] = field(default_factory=list)
@@ -58,6 +59,7 @@ class RunReport:
                 "model": self.model,
                 "comfyui": self.comfyui,
                 "engine": self.engine,
+                "engine_reason": self.engine_reason,
                 "steps": self.steps,
                 "calls": [asdict(call) for call in self.calls],
                 "totals": self.totals(),
@@ -71,7 +73,7 @@ class RunReport:
         every = totals["blocks_run"] + totals["blocks_skipped"]
         fewer = every / totals["blocks_run"] if totals["blocks_run"] else 1.0
         lines = [
-            f"{self.model}, ComfyUI {self.comfyui}, engine {self.engine}",
+            f"{self.model}, ComfyUI {self.comfyui}, engine {self.engine} ({self.engine_reason})",
             f"{self.steps} steps, {totals['calls']} model calls, {totals['hits']} of them cached",
             f"{totals['blocks_run']} of {every} blocks run ({fewer:.2f}x fewer)",
             f"{mib(totals['bytes_streamed'])} streamed, {mib(totals['bytes_wasted'])} of it for nothing,"

@@ -12,14 +12,14 @@ from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
 from .families import BlockStack, find_stack, unwrapped
-from .keys import DBCACHE_KEY, REPORT_KEY
-from .patcher import LayerwiseOffloadMixin
+from .keys import DBCACHE_KEY, ENGINE_KEY, REPORT_KEY
 from .report import CallRecord, ReportBox, RunReport
 from .versions import comfyui_version, keeping_context
 
 log = logging.getLogger("dit_layerwise_offload.run")
 
 NO_CACHE = "DBCache is not on this model"
+NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
 
 
 class SamplingRun:
@@ -35,10 +35,12 @@ class SamplingRun:
         stack = find_stack(self._root)
         self.counter = StepCounter(sigmas)
         self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
+        engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
         self._report = RunReport(
             model=type(patcher.model).__name__,
             comfyui=comfyui_version(),
-            engine="layerwise" if isinstance(patcher, LayerwiseOffloadMixin) else "comfyui",
+            engine=engine,
+            engine_reason=reason,
             steps=self.counter.steps,
             blocks=len(stack.blocks),
         )

@@ -160,17 +160,6 @@ def test_bad_dbcache_input(dbcache):
         dbcache(build(WAN), preset="custom", Fn=6, Bn=2)
 
 
-def test_a_model_under_dynamic_vram_is_left_to_comfyui(offload, pack, monkeypatch, caplog):
-    plain = build(WAN)
-    monkeypatch.setattr(type(plain), "is_dynamic", lambda self: True, raising=False)
-    with pytest.raises(ValueError, match=r"engine is 'layerwise'.*--disable-dynamic-vram"):
-        offload(plain, engine="layerwise")
-    with caplog.at_level("INFO"):
-        passed = offload(plain)
-    assert type(passed) is type(plain)
-    assert "dynamic VRAM" in caplog.text
-
-
 def test_report_before_a_run_is_a_message(offload, pack):
     node = pack.nodes["DiTRunReport"]
     output = node.execute(offload(build(WAN)), "passed")
@@ -186,7 +175,7 @@ def test_report_json(offload, dbcache, pack):
     sample(model, WAN)
     output = pack.nodes["DiTRunReport"].execute(model, 7)
     run = json.loads(output.result[1])
-    assert set(run) == {"version", "model", "comfyui", "engine", "steps", "calls", "totals", "notes"}
+    assert set(run) == {"version", "model", "comfyui", "engine", "engine_reason", "steps", "calls", "totals", "notes"}
     assert (run["version"], run["model"], run["engine"]) == (1, "WAN21", "layerwise")
     assert {key: type(value) for key, value in run["calls"][-1].items()} == {
         "step": int,

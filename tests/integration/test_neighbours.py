@@ -43,7 +43,7 @@ def test_auto_leaves_a_dynamic_model_to_comfyui_and_says_so(offload, caplog):
         passed = offload(model, resident_blocks=0)
     assert type(passed) is type(model)
     assert passed.patches_uuid == model.patches_uuid
-    assert "dynamic VRAM streams this model already" in caplog.text
+    assert "its dynamic VRAM streams this model already" in caplog.text
     assert type(offload(model, engine="comfyui")) is type(model)
 
 
