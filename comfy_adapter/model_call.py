@@ -14,10 +14,9 @@ import torch
 from ..dbcache.gate import CallGate
 from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
-from ..offload.streamer import BlockStreamer
 from .families import family_of, find_stack
 from .keys import RUN_KEY, WRAPPER_KEY
-from .model_streaming import current_streamer, streaming_notes
+from .model_streaming import Engine, current_engine
 from .sampling_run import SamplingRun
 
 
@@ -69,12 +68,12 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
     run: SamplingRun | None = options.get(RUN_KEY)
     if run is not None and not run.covers(diffusion_model):
         run = None
-    streamer = current_streamer(diffusion_model)
-    if run is None and streamer is None:
+    engine = current_engine(diffusion_model)
+    if run is None and engine is None:
         return executor(*args, **kwargs)
     if getattr(comfy.model_management, "in_training", False):
         raise ValueError("DiT Layerwise Offload and DBCache do not work in training. Train with the plain MODEL.")
-    call = _ModelCall(diffusion_model, streamer, run, lambda: executor(*args, **kwargs))
+    call = _ModelCall(diffusion_model, engine, run, lambda: executor(*args, **kwargs))
     return call.run(options, arguments.get("control"))
 
 
@@ -84,13 +83,13 @@ class _ModelCall:
     def __init__(
         self,
         diffusion_model: torch.nn.Module,
-        streamer: BlockStreamer | None,
+        engine: Engine | None,
         run: SamplingRun | None,
         forward: Callable[[], Any],
     ) -> None:
-        self._diffusion_model = diffusion_model
         self._stack = find_stack(diffusion_model)
-        self._streamer = streamer
+        self._streamer = engine.streamer if engine is not None else None
+        self._notes = engine.notes if engine is not None else ()
         self._run = run
         self._forward = forward
         self._ran: list[int] = []
@@ -109,8 +108,7 @@ class _ModelCall:
                 output = self._attempt(None)
         after = self._stream_counts()
         slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
-        notes = streaming_notes(self._diffusion_model) if self._streamer is not None else []
-        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots, notes)
+        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots, self._notes)
         return output
 
     def _attempt(self, gate: CallGate | None) -> Any:

@@ -7,6 +7,7 @@ dictionary keyed by the diffusion model: it goes when the model goes, and leaves
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +33,29 @@ class Placement:
     prefetch: int = 0
 
 
+@dataclass(frozen=True)
+class Engine:
+    """A built engine and what it was built with.
+
+    Attributes:
+        streamer: does the streaming.
+        pins: its pinned host memory, ``None`` where nothing is to be pinned.
+        on_the_fly: whether LoRAs are applied at each use instead of baked.
+        notes: what it had to settle for, for the log and the run report.
+    """
+
+    streamer: BlockStreamer
+    pins: PinnedHostMemory | None = None
+    on_the_fly: bool = False
+    notes: Sequence[str] = ()
+
+
 class ModelStreaming:
     """Streaming state of one underlying model.
 
     Attributes:
         placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
-        streamer: the engine while a layerwise patcher is loaded, else ``None``.
-        pins: the engine's pinned host memory, ``None`` where nothing is to be pinned.
-        notes: what the engine had to settle for, for the log and the run report.
+        engine: the engine while a layerwise patcher is loaded, else ``None``.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -50,9 +66,7 @@ class ModelStreaming:
         self._packed_bytes = [BlockWeights(block).size for block in blocks]
         self._model = weakref.ref(model)
         self.placement = Placement()
-        self.streamer: BlockStreamer | None = None
-        self.pins: PinnedHostMemory | None = None
-        self.notes: list[str] = []
+        self.engine: Engine | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
 
@@ -84,43 +98,47 @@ class ModelStreaming:
         resident = self.full_bytes - sum(self._module_bytes[index] for index in placement.streamed)
         return resident + self.slot_bytes(placement)
 
+    @property
+    def streamer(self) -> BlockStreamer | None:
+        return self.engine.streamer if self.engine is not None else None
+
+    @property
+    def on_the_fly(self) -> bool:
+        return self.engine is not None and self.engine.on_the_fly
+
     def owned_by(self, token: object) -> bool:
         """Whether the engine belongs to the patcher with this token."""
-        return self.streamer is not None and self._owner is token
+        return self.engine is not None and self._owner is token
 
     def is_built_for(self, weights_id: object) -> bool:
         """Whether the engine holds the weights that ComfyUI knows by this ``patches_uuid``."""
-        return self.streamer is not None and self._weights_id == weights_id
+        return self.engine is not None and self._weights_id == weights_id
 
-    def claim(
-        self, token: object, weights_id: object, streamer: BlockStreamer, pins: PinnedHostMemory | None = None
-    ) -> None:
+    def claim(self, token: object, weights_id: object, engine: Engine) -> None:
         """Put a newly built engine in charge; the one before it must have been released."""
-        self.streamer, self.pins = streamer, pins
-        self._weights_id, self._owner = weights_id, token
+        self.engine, self._weights_id, self._owner = engine, weights_id, token
 
     def hand_over(self, token: object) -> None:
         """Make the patcher with this token the owner of the engine as it is."""
         self._owner = token
 
     @property
-    def current_streamer(self) -> BlockStreamer | None:
+    def current_engine(self) -> Engine | None:
         """The engine, as long as the weights ComfyUI has loaded into the model are those it was built for."""
         model = self._model()
         loaded = None if model is None else model.current_weight_patches_uuid
-        return self.streamer if loaded is not None and self.is_built_for(loaded) else None
+        return self.engine if loaded is not None and self.is_built_for(loaded) else None
 
     def release(self) -> None:
         """Drop the engine with its slots, pins and baked weights.
 
         During a model call the call keeps them until it ends: memory must not be unpinned under a copy.
         """
-        if self.streamer is not None and not self.streamer.active:
-            self.streamer.release_slots()
-            if self.pins is not None:
-                self.pins.release()
-        self.streamer = self.pins = self._weights_id = self._owner = None
-        self.notes = []
+        if self.engine is not None and not self.engine.streamer.active:
+            self.engine.streamer.release_slots()
+            if self.engine.pins is not None:
+                self.engine.pins.release()
+        self.engine = self._weights_id = self._owner = None
 
 
 def streaming_of(model: torch.nn.Module) -> ModelStreaming:
@@ -135,16 +153,10 @@ def streaming_of(model: torch.nn.Module) -> ModelStreaming:
     return _streaming_of[root]
 
 
-def current_streamer(diffusion_model: torch.nn.Module) -> BlockStreamer | None:
+def current_engine(diffusion_model: torch.nn.Module) -> Engine | None:
     """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
-    return streaming.current_streamer if streaming is not None else None
-
-
-def streaming_notes(diffusion_model: torch.nn.Module) -> list[str]:
-    """Return what the engine of a diffusion model had to settle for."""
-    streaming = _streaming_of.get(unwrapped(diffusion_model))
-    return streaming.notes if streaming is not None else []
+    return streaming.current_engine if streaming is not None else None
 
 
 def stack_of(model: torch.nn.Module) -> BlockStack:

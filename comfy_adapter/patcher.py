@@ -14,12 +14,14 @@ from typing import Any
 
 import comfy.model_management
 
+from ..offload.block_weights import BlockWeights
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
-from .model_streaming import ModelStreaming, Placement, stack_of, streaming_of
+from .model_streaming import Engine, ModelStreaming, Placement, stack_of, streaming_of
 from .offload_settings import OffloadSettings
 from .pinning import PinnedHostMemory, wants_pinning
+from .saving import PatchedStateDict
 
 log = logging.getLogger("dit_layerwise_offload.patcher")
 
@@ -192,37 +194,54 @@ class LayerwiseOffloadMixin:
         else:
             self._build_engine(device)
 
-    def _build_engine(self, device: Any) -> None:
-        # The engine before it gives its memory back first, or both would be there at once.
-        self._streaming.release()
-        placement = self._streaming.placement
+    def patched_streamed_blocks(self) -> list[tuple[Any, BlockWeights]]:
+        """Return (block, weights with LoRA baked in) of the streamed blocks, empty when nothing is streamed now."""
+        if not self._owns_engine:
+            return []
+        weights = self._streaming.streamer.weights
+        if self._streaming.on_the_fly:
+            weights = self._build_weights(self.load_device, on_the_fly=False)
+        blocks = stack_of(self.model).blocks
+        return [(blocks[index], weights[index]) for index in weights]
+
+    def _load_entries(self) -> list[tuple[str, Any]]:
+        """Return (name, module) of what the loader would load of the streamed blocks."""
+        streamed = self._streamed_modules()
+        return [(entry[-3], entry[-2]) for entry in super()._load_list() if id(entry[-2]) in streamed]
+
+    def _build_weights(self, device: Any, on_the_fly: bool) -> dict[int, BlockWeights]:
         blocks = stack_of(self.model).blocks
         weights = {}
         with self.use_ejected():
-            streamed = self._streamed_modules()
-            entries = [(entry[-3], entry[-2]) for entry in super()._load_list() if id(entry[-2]) in streamed]
-            on_the_fly = loras_on_the_fly(
-                self.layerwise_settings.lora,
-                patched_bytes(self, entries),
-                comfy.model_management.get_free_memory(self.offload_device),
-            )
-            for index in placement.streamed:
+            entries = self._load_entries()
+            for index in self._streaming.placement.streamed:
                 members = {id(module) for module in blocks[index].modules()}
                 own = [(name, module) for name, module in entries if id(module) in members]
                 weights[index] = build_block_weights(self, blocks[index], own, device, on_the_fly)
+        return weights
+
+    def _build_engine(self, device: Any) -> None:
+        # The engine before it gives its memory back first, or both would be there at once.
+        self._streaming.release()
+        patched = patched_bytes(self, self._load_entries())
+        free = comfy.model_management.get_free_memory(self.offload_device)
+        on_the_fly = patched > 0 and loras_on_the_fly(self.layerwise_settings.lora, patched, free)
+        weights = self._build_weights(device, on_the_fly)
         pins = None
         if wants_pinning(self.layerwise_settings.pin_memory, device):
             pins = PinnedHostMemory(tensor for one in weights.values() for tensor in one.host_tensors())
-        streamer = BlockStreamer(weights, len(blocks), offload_device(device), placement.prefetch, keep_alive=pins)
-        self._streaming.claim(self._layerwise_token, self.patches_uuid, streamer, pins)
-        self._streaming.notes = self._notes(entries, on_the_fly, pins)
-        log.info("%s: %d of %d blocks are streamed.", type(self.model).__name__, len(weights), len(blocks))
-        for note in self._streaming.notes:
+        total = len(stack_of(self.model).blocks)
+        prefetch = self._streaming.placement.prefetch
+        streamer = BlockStreamer(weights, total, offload_device(device), prefetch, keep_alive=pins)
+        notes = self._notes(on_the_fly, pins)
+        self._streaming.claim(self._layerwise_token, self.patches_uuid, Engine(streamer, pins, on_the_fly, notes))
+        log.info("%s: %d of %d blocks are streamed.", type(self.model).__name__, len(weights), total)
+        for note in notes:
             log.info("%s", note)
 
-    def _notes(self, entries: list, on_the_fly: bool, pins: PinnedHostMemory | None) -> list[str]:
+    def _notes(self, on_the_fly: bool, pins: PinnedHostMemory | None) -> list[str]:
         notes = []
-        if on_the_fly and patched_bytes(self, entries):
+        if on_the_fly:
             why = ", because main memory is short" if self.layerwise_settings.lora == "auto" else ""
             notes.append(f"DiT Layerwise Offload: LoRAs on streamed blocks are applied on the fly{why}.")
         if pins is not None and pins.pageable_bytes:
@@ -236,7 +255,10 @@ class LayerwiseOffloadMixin:
 
 @functools.cache
 def _derived(patcher_class: type) -> type:
-    return type(f"LayerwiseOffload{patcher_class.__name__}", (LayerwiseOffloadMixin, patcher_class), {})
+    mixins: tuple[type, ...] = (LayerwiseOffloadMixin,)
+    if hasattr(patcher_class, "model_state_dict_for_saving"):
+        mixins += (PatchedStateDict,)
+    return type(f"LayerwiseOffload{patcher_class.__name__}", (*mixins, patcher_class), {})
 
 
 def layerwise_patcher(patcher: Any, settings: OffloadSettings) -> Any:

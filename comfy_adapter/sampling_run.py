@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ..dbcache.branches import CallInfo, base_name
@@ -90,7 +90,7 @@ class SamplingRun:
         streamed: int,
         wasted: int,
         slots: int,
-        streaming_notes: list[str],
+        streaming_notes: Sequence[str],
     ) -> None:
         """Keep what became of a call; sizes in bytes."""
         if outcome is None:

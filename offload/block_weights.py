@@ -117,10 +117,18 @@ class BlockWeights:
 
         ``to_device`` moves what cannot be packed (tensor subclasses without the flatten protocol).
         """
-        tensors = [
-            to_device(source) if layout is None else layout.rebuild(source, buffer)
-            for source, layout in zip(self._sources, self._layouts, strict=True)
-        ]
+        return self._entries(
+            [
+                to_device(source) if layout is None else layout.rebuild(source, buffer)
+                for source, layout in zip(self._sources, self._layouts, strict=True)
+            ]
+        )
+
+    def host_entries(self) -> list[torch.Tensor]:
+        """Return the block's effective tensors as they are on the host, one for each place."""
+        return self._entries(self._sources)
+
+    def _entries(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         entries: dict[tuple[int, bool], torch.Tensor] = {}
         for place in self._places:
             key = (place.source, place.is_parameter)
@@ -138,24 +146,26 @@ class BlockWeights:
         return all(layout is not None for layout in self._layouts)
 
     @contextmanager
-    def installed(self, entries: Sequence[torch.Tensor]):
-        """Put ``entries`` (from :meth:`device_entries`) into the block for the length of the context."""
+    def installed(self, entries: Sequence[torch.Tensor], held: Sequence[HeldAttribute] | None = None):
+        """Put ``entries`` (of :meth:`device_entries` or :meth:`host_entries`) into the block for the length of the
+        context, with the attributes ``held`` set (by default those that a running block needs)."""
+        attributes_held = self._held if held is None else held
         originals = [place.table[place.name] for place in self._places]
-        attributes = [held.module.__dict__.get(held.name, MISSING) for held in self._held]
+        attributes = [one.module.__dict__.get(one.name, MISSING) for one in attributes_held]
         try:
-            for held in self._held:
-                held.module.__dict__[held.name] = held.value
+            for one in attributes_held:
+                one.module.__dict__[one.name] = one.value
             for place, entry in zip(self._places, entries, strict=True):
                 place.table[place.name] = entry
             yield
         finally:
             for place, original in zip(self._places, originals, strict=True):
                 place.table[place.name] = original
-            for held, value in zip(self._held, attributes, strict=True):
+            for one, value in zip(attributes_held, attributes, strict=True):
                 if value is MISSING:
-                    held.module.__dict__.pop(held.name, None)
+                    one.module.__dict__.pop(one.name, None)
                 else:
-                    held.module.__dict__[held.name] = value
+                    one.module.__dict__[one.name] = value
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,9 @@ class BlockStreamer:
         return self._active > 0
 
     @property
-    def streamed(self) -> frozenset[int]:
-        return frozenset(self._weights)
+    def weights(self) -> Mapping[int, BlockWeights]:
+        """The streamed blocks' weights by block index."""
+        return self._weights
 
     @property
     def slot_bytes(self) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
+import comfy.model_management
 import comfy.quant_ops
+import comfy.sd
 import pytest
+import real_comfy
 import torch
 from real_comfy import FAMILIES, WAN, blocks_of, build, lora, sample, with_lora
 
@@ -75,7 +79,7 @@ def test_quantised_tensors(offload, pack, layout):
     model = offload(plain, resident_blocks=2)
     assert torch.equal(sample(model, WAN), expected)
     streamer = pack.module("comfy_adapter.model_streaming").streaming_of(model.model).streamer
-    weights = next(iter(streamer._weights.values()))
+    weights = next(iter(streamer.weights.values()))
     assert weights.packs_fully
     as_float = sum(p.numel() * 4 for p in blocks_of(plain, WAN)[0].parameters())
     assert weights.bytes_to_copy < as_float
@@ -91,3 +95,69 @@ def test_quantised_tensors_with_lora(offload, layout):
     expected = sample(with_lora(plain, contents), WAN)
     assert torch.equal(sample(with_lora(offload(plain, resident_blocks=2), contents), WAN), expected)
     assert torch.equal(sample(offload(with_lora(plain, contents), resident_blocks=0), WAN), expected)
+
+
+QUANTISED_WAN = dataclasses.replace(
+    WAN,
+    config=lambda: real_comfy._config(
+        "WAN21_T2V",
+        {
+            "image_model": "wan2.1",
+            "model_type": "t2v",
+            "dim": 128,
+            "ffn_dim": 256,
+            "num_heads": 1,
+            "num_layers": 6,
+            "text_dim": 4096,
+            "in_dim": 16,
+            "out_dim": 16,
+            "freq_dim": 256,
+            "patch_size": (1, 2, 2),
+        },
+    ),
+    list_sizes={"blocks": 6},
+    lora_layers=("blocks.0.self_attn.q", "blocks.3.ffn.0", "head.head"),
+)
+FORMATS = [("int8_tensorwise", "TensorWiseINT8Layout"), ("float8_e4m3fn", "TensorCoreFP8E4M3Layout")]
+
+
+def checkpoint(quantisation, layout):
+    """A checkpoint's contents as quantised models are distributed: inner tensors and a format for each layer."""
+    if not hasattr(comfy.quant_ops, layout):
+        pytest.skip(f"this ComfyUI has no {layout}")
+    contents = {}
+    for name, weight in build(QUANTISED_WAN).model.diffusion_model.state_dict().items():
+        if not name.startswith("blocks.") or not name.endswith((".self_attn.q.weight", ".ffn.0.weight")):
+            contents[name] = weight
+            continue
+        contents |= comfy.quant_ops.QuantizedTensor.from_float(weight, layout).state_dict(name)
+        described = json.dumps({"format": quantisation}).encode()
+        contents[f"{name.removesuffix('weight')}comfy_quant"] = torch.tensor(list(described), dtype=torch.uint8)
+    return contents
+
+
+@pytest.mark.parametrize(("quantisation", "layout"), FORMATS)
+def test_a_quantised_checkpoint_by_comfyuis_own_loader(offload, monkeypatch, quantisation, layout):
+    """Sampled and saved, with LoRA, as after a plain full load."""
+    monkeypatch.setattr(real_comfy, "TEXT_WIDTH", 4096)
+    plain = comfy.sd.load_diffusion_model_state_dict(checkpoint(quantisation, layout))
+    assert type(blocks_of(plain, QUANTISED_WAN)[0].self_attn.q.weight).__name__ == "QuantizedTensor"
+    contents = lora(build(QUANTISED_WAN), QUANTISED_WAN)
+    reference = with_lora(plain, contents)
+    expected, expected_file = sample(reference, QUANTISED_WAN), saved(reference)
+    for settings in ({}, {"lora": "on_the_fly"}):
+        model = with_lora(offload(plain, resident_blocks=2, **settings), contents)
+        if not settings:
+            assert torch.equal(sample(model, QUANTISED_WAN), expected)
+        file = saved(model)
+        assert file.keys() == expected_file.keys()
+        assert all(torch.equal(file[name], expected_file[name]) for name in file)
+    assert torch.equal(sample(offload(plain, resident_blocks=0), QUANTISED_WAN), sample(plain, QUANTISED_WAN))
+
+
+def saved(model):
+    """What ModelSave would write."""
+    comfy.model_management.unload_all_models()
+    with torch.inference_mode():
+        comfy.model_management.load_models_gpu([model])
+        return {name: tensor.to("cpu") for name, tensor in model.state_dict_for_saving().items()}

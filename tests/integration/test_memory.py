@@ -92,7 +92,7 @@ def test_baking_holds_only_the_patched_weights(offload, pack):
     model = with_lora(offload(plain, resident_blocks=0), contents)
     sample(model, WAN)
     at_rest = {tensor.data_ptr() for tensor in model.model.state_dict().values()}
-    hosts = [host for one in streaming(pack, model).streamer._weights.values() for host in one.host_tensors()]
+    hosts = [host for one in streaming(pack, model).streamer.weights.values() for host in one.host_tensors()]
     extra = sum(host.numel() * host.element_size() for host in hosts if host.data_ptr() not in at_rest)
     blocks = dict(model.model.named_parameters())
     patched = [key for key in model.patches if ".blocks." in key]
@@ -100,7 +100,7 @@ def test_baking_holds_only_the_patched_weights(offload, pack):
     comfy.model_management.unload_all_models()
     model = offload(plain, resident_blocks=0)
     sample(model, WAN)
-    hosts = [host for one in streaming(pack, model).streamer._weights.values() for host in one.host_tensors()]
+    hosts = [host for one in streaming(pack, model).streamer.weights.values() for host in one.host_tensors()]
     assert all(host.data_ptr() in {t.data_ptr() for t in model.model.state_dict().values()} for host in hosts)
 
 

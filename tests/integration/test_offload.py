@@ -163,7 +163,7 @@ def test_lora_on_the_fly_equals_comfyuis_own_low_vram_and_copies_nothing(offload
     assert torch.equal(sample(model, family), expected)
     streamer = pack.module("comfy_adapter.model_streaming").streaming_of(model.model).streamer
     at_rest = {tensor.data_ptr() for tensor in model.model.state_dict().values()}
-    copied_from = {host.data_ptr() for one in streamer._weights.values() for host in one.host_tensors()}
+    copied_from = {host.data_ptr() for one in streamer.weights.values() for host in one.host_tensors()}
     assert copied_from <= at_rest
 
 
