@@ -9,8 +9,9 @@ from ..dbcache.backend import load_cache_dit
 from ..dbcache.settings import DBCacheSettings
 from .dynamic_vram import plain_copy
 from .families import find_stack
-from .keys import DBCACHE_KEY, ENGINE_KEY, REPORT_KEY
+from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .model_call import add_wrappers
+from .neighbours import whole_step_cache
 from .offload_settings import OffloadSettings
 from .patcher import layerwise_patcher, with_new_identity
 from .report import NO_RUN, ReportBox
@@ -58,17 +59,24 @@ def _streamed(model: Any, settings: OffloadSettings, why: str) -> Any:
     return with_new_identity(patched)
 
 
-def apply_dbcache(model: Any, settings: DBCacheSettings) -> Any:
-    """Return a clone of ``model`` that skips blocks as ``settings`` say.
+def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) -> Any:
+    """Return a clone of ``model`` that skips blocks as ``settings`` say; ``node_id`` is where to show progress.
 
     Raises:
         ValueError: the model has no known block stack, or Fn + Bn leaves nothing to skip.
         RuntimeError: cache-dit is missing or not a tested version.
     """
     settings.check_stack(len(find_stack(_diffusion_model(model)).blocks))
+    other = whole_step_cache(model.model_options)
+    if other:
+        raise ValueError(
+            f"model has {other} on it, which skips whole steps: together with DBCache both would count wrong. Remove"
+            " one of the two nodes."
+        )
     load_cache_dit()
     patched = _with_report(model.clone())
     patched.set_attachments(DBCACHE_KEY, settings)
+    patched.set_attachments(DBCACHE_NODE_KEY, node_id)
     return patched
 
 

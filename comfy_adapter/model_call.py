@@ -17,6 +17,7 @@ from ..offload.schedule import Plan
 from .families import family_of, find_stack
 from .keys import RUN_KEY, WRAPPER_KEY
 from .model_streaming import Engine, current_engine
+from .prefetch_queue import leave_out
 from .sampling_run import SamplingRun
 
 
@@ -37,6 +38,7 @@ def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     guider = executor.class_obj
     sigmas = _bound(executor.original, args, kwargs)["sigmas"]
     run = SamplingRun(guider.model_patcher, [float(sigma) for sigma in sigmas])
+    run.warn_of_neighbours(guider.model_options)
     options = guider.model_options.setdefault("transformer_options", {})
     options[RUN_KEY] = run
     try:
@@ -116,17 +118,20 @@ class _ModelCall:
         if self._streamer is not None:
             self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head())
         try:
-            with HookManager(self._stack.blocks, interceptors) as hooks:
+            with HookManager(self._stack.blocks, interceptors) as self._hooks:
                 output = self._forward()
         finally:
             if self._streamer is not None:
                 self._streamer.end_call()
-        self._ran += hooks.ran
+        self._ran += self._hooks.ran
         return output
 
     def _announce(self, blocks: tuple[int, ...]) -> None:
+        """Take the gate's word on which blocks are still to come: the others are not prefetched, by nobody."""
         if self._streamer is not None:
             self._streamer.announce(Plan(blocks))
+        coming = {*blocks, *self._hooks.ran}
+        leave_out(block for index, block in enumerate(self._stack.blocks) if index not in coming)
 
     def _first_plan(self, gate: CallGate | None) -> Plan | None:
         """Until the gate decides, only the blocks before its decision are certain to run."""

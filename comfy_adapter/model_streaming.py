@@ -59,16 +59,20 @@ class ModelStreaming:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        blocks = find_stack(model.diffusion_model).blocks
-        size = comfy.model_management.module_size
-        self.full_bytes: int = size(model)
-        self._module_bytes = [size(block) for block in blocks]
-        self._packed_bytes = [BlockWeights(block).size for block in blocks]
+        self.measure(model)
         self._model = weakref.ref(model)
         self.placement = Placement()
         self.engine: Engine | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
+
+    def measure(self, model: torch.nn.Module) -> None:
+        """Take the sizes of the model as it is now. ComfyUI asks for them often, so they are kept."""
+        blocks = find_stack(model.diffusion_model).blocks
+        size = comfy.model_management.module_size
+        self.full_bytes: int = size(model)
+        self._module_bytes = [size(block) for block in blocks]
+        self._packed_bytes = [BlockWeights(block).size for block in blocks]
 
     def choose(self, settings: OffloadSettings, attachments: dict[str, Any], budget: float) -> Placement:
         """Return what to stream, and how far ahead, within ``budget`` device bytes for weights."""

@@ -55,6 +55,8 @@ class LayerwiseOffloadMixin:
         if self.layerwise_settings is None:
             return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
         streaming = self._streaming
+        if not self._is_loaded:
+            streaming.measure(self.model)
         # Older versions save by force-patching everything and reading the state dict: then nothing is streamed.
         wanted = Placement() if force_patch_weights else self._choose_for(extra_memory)
         if wanted != streaming.placement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 NO_RUN = "No sampling run has been made with this MODEL yet. Connect the sampler's output to 'after'."
@@ -50,6 +51,30 @@ class RunReport:
             "bytes_wasted": sum(call.bytes_wasted for call in self.calls),
             "peak_slot_bytes": self.peak_slot_bytes,
         }
+
+    def cached_steps(self) -> int:
+        """Return the number of sampler steps with at least one cached call."""
+        return len({call.step for call in self.calls if call.outcome == "hit"})
+
+    def headline(self) -> str:
+        """Return the run in one line."""
+        totals = self.totals()
+        every = totals["blocks_run"] + totals["blocks_skipped"]
+        fewer = every / totals["blocks_run"] if totals["blocks_run"] else 1.0
+        return (
+            f"{self.cached_steps()} of {self.steps} steps cached, {fewer:.2f}x fewer blocks,"
+            f" {mib(totals['bytes_streamed'])} streamed, {mib(totals['bytes_wasted'])} wasted"
+        )
+
+    def why_nothing_hit(self) -> str:
+        """Return a hint on the commonest reason, or an empty string when calls were cached."""
+        if not self.calls or any(call.outcome == "hit" for call in self.calls):
+            return ""
+        nearest = min((max(call.diffs.values()) for call in self.calls if call.diffs), default=None)
+        if nearest is not None:
+            return f"DBCache: no step was cached; the smallest difference was {nearest:.3g}, above the threshold."
+        reasons = Counter(call.reason for call in self.calls)
+        return f"DBCache: no step was cached; most calls: {reasons.most_common(1)[0][0]}."
 
     def to_json(self) -> str:
         """Return the report as JSON, see the README's "Run report"."""

@@ -12,7 +12,9 @@ from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
 from .families import BlockStack, find_stack, unwrapped
-from .keys import DBCACHE_KEY, ENGINE_KEY, REPORT_KEY
+from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
+from .neighbours import whole_step_cache
+from .progress import show_on_node
 from .report import CallRecord, ReportBox, RunReport
 from .versions import comfyui_version, keeping_context
 
@@ -46,6 +48,7 @@ class SamplingRun:
         )
         settings: DBCacheSettings | None = patcher.attachments.get(DBCACHE_KEY)
         self._settings = settings
+        self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
         self.session: DBCacheSession | None = None
         if settings is not None:
             to_sigma = patcher.model.model_sampling.percent_to_sigma
@@ -53,6 +56,12 @@ class SamplingRun:
             self.session = DBCacheSession(settings, self.counter.steps, stack.layout, keeping_context())
             for note in self.session.notes:
                 log.info("%s", note)
+
+    def warn_of_neighbours(self, model_options: Mapping[str, Any]) -> None:
+        """Warn of nodes that came after DBCache and do not go together with it."""
+        other = whole_step_cache(model_options)
+        if other and self.session is not None:
+            self.session.note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
 
     def covers(self, diffusion_model: Any) -> bool:
         """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
@@ -109,27 +118,25 @@ class SamplingRun:
         self._report.calls.append(record)
         self._report.notes += [note for note in streaming_notes if note not in self._report.notes]
         self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
-        if self._settings is not None and self._settings.verbose:
-            log.info("step %d, %s: %s (%s)", call.step, record.branch, record.outcome, record.reason)
+        if self._settings is None:
+            return
+        text = f"step {call.step + 1} of {self.counter.steps}, {record.branch}: {record.outcome} ({record.reason})"
+        show_on_node(self._node_id, text)
+        if self._settings.verbose:
+            log.info("%s", text)
 
     def close(self) -> None:
         """Drop the run's tensors and hand its report over."""
         if self.session is not None:
             self._report.notes += self.session.notes
+            hint = "" if self.session.off else self._report.why_nothing_hit()
+            if hint:
+                self._report.notes.append(hint)
+                log.info("%s", hint)
             self.session.close()
         if self._box is not None:
             self._box.report = self._report
-        totals = self._report.totals()
-        log.info(
-            "%s: %d of %d model calls cached, %d of %d blocks run, %.1f MiB streamed, %.1f MiB wasted.",
-            self._report.model,
-            totals["hits"],
-            totals["calls"],
-            totals["blocks_run"],
-            totals["blocks_run"] + totals["blocks_skipped"],
-            totals["bytes_streamed"] / 2**20,
-            totals["bytes_wasted"] / 2**20,
-        )
+        log.info("%s: %s.", self._report.model, self._report.headline())
 
     def _closed(self, sigma: float) -> str:
         if self._settings is None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .settings import RunSettings
@@ -86,13 +87,14 @@ class CacheContexts:
         )
         self._new_calibrator = lambda: _calibrator_config(caching, settings.calibrator, settings.calibrator_order)
         self._manager = caching.CachedContextManager(name="dit_layerwise_offload")
+        self._keep_on_cpu = settings.cache_device == "cpu"
 
     def new_context(self, name: str) -> BranchContext:
         """Make the context of one branch. ``name`` is unique in the run."""
         context = self._manager.new_context(
             name=name, cache_config=self._new_config(), calibrator_config=self._new_calibrator()
         )
-        return BranchContext(self._manager, context)
+        return BranchContext(self._manager, context, self._keep_on_cpu)
 
     def clear(self) -> None:
         """Drop every context with its tensors."""
@@ -113,11 +115,15 @@ def _calibrator_config(caching: Any, calibrator: str, order: int) -> Any:
 
 
 class BranchContext:
-    """cache-dit's context of one branch, driven by sampler steps."""
+    """cache-dit's context of one branch, driven by sampler steps.
 
-    def __init__(self, manager: Any, context: Any) -> None:
+    With ``keep_on_cpu`` every kept tensor lives in main memory, and at most one at a time is brought back.
+    """
+
+    def __init__(self, manager: Any, context: Any, keep_on_cpu: bool = False) -> None:
         self._manager = manager
         self._context = context
+        self._keep_on_cpu = keep_on_cpu
         self._updated_at: dict[str, int] = {}
 
     def begin(self, step: int) -> None:
@@ -172,7 +178,8 @@ class BranchContext:
         hit = True
         for stream, residual in residuals.items():
             self._forget_diff()
-            hit = self._manager.can_cache(residual, prefix=f"{stream}_Fn_residual") and hit
+            with self._on_device_of(residual, f"{stream}_Fn_residual_buffer"):
+                hit = self._manager.can_cache(residual, prefix=f"{stream}_Fn_residual") and hit
             diff = self._manager.get_current_step_residual_diff()
             if diff is not None and diff >= 0.0:
                 diffs[stream] = diff
@@ -201,7 +208,8 @@ class BranchContext:
             self._manager.remove_buffer(f"{name}_Bn_residual_buffer")
 
     def set_fn_residual(self, stream: str, residual: torch.Tensor) -> None:
-        self._manager.set_Fn_buffer(residual, prefix=f"{stream}_Fn_residual")
+        """Keep the residual over the first blocks, to compare the next calls' with."""
+        self._manager.set_Fn_buffer(self._kept(residual), prefix=f"{stream}_Fn_residual")
 
     def set_middle_residual(self, name: str, residual: torch.Tensor) -> None:
         """Keep the residual over the middle blocks. A calibrator takes one sample a step: a second evaluation at
@@ -210,9 +218,28 @@ class BranchContext:
         if self._manager.is_calibrator_enabled() and self._updated_at.get(name) == step:
             return
         self._updated_at[name] = step
-        self._manager.set_Bn_buffer(residual, prefix=f"{name}_Bn_residual")
+        self._manager.set_Bn_buffer(self._kept(residual), prefix=f"{name}_Bn_residual")
 
     def add_middle_residual(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         """Return a new tensor: ``hidden`` plus the kept, or forecast, residual over the middle blocks."""
-        result, _ = self._manager.apply_cache(hidden, prefix=f"{name}_Bn_residual")
+        prefix = f"{name}_Bn_residual"
+        if self._keep_on_cpu:
+            return (self._manager.get_Bn_buffer(prefix).to(hidden.device) + hidden).contiguous()
+        result, _ = self._manager.apply_cache(hidden, prefix=prefix)
         return result
+
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu() if self._keep_on_cpu else tensor
+
+    @contextmanager
+    def _on_device_of(self, tensor: torch.Tensor, name: str) -> Iterator[None]:
+        """Bring one kept tensor to the device of another while cache-dit compares them."""
+        kept = self._context.get_buffer(name)
+        if kept is None or kept.device == tensor.device:
+            yield
+            return
+        self._context.set_buffer(name, kept.to(tensor.device))
+        try:
+            yield
+        finally:
+            self._context.set_buffer(name, kept)

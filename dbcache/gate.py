@@ -79,7 +79,7 @@ class CallGate:
             self._start(placed, args, kwargs)
         result = forward(*args, **kwargs)
         if index == self._route.judged_at and not self._ungated:
-            self._judge(placed, args, kwargs, result)
+            self._has_room(self._judge, placed, args, kwargs, result)
         return result
 
     def finish(self) -> CallOutcome:
@@ -120,8 +120,7 @@ class CallGate:
             return
         self._branch.context.begin(self._call.step)
         self._known_miss = self._reason_to_compute()
-        self._before = self._cloned(hidden)
-        if self._known_miss:
+        if self._has_room(self._copy, hidden) and self._known_miss:
             self._announce(self._route.all_blocks)
 
     def _reason_to_compute(self) -> str:
@@ -156,14 +155,13 @@ class CallGate:
     def _stand_in(
         self, index: int, placed: PlacedSegment, middle: range, forward: Forward, args: tuple, kwargs: dict[str, Any]
     ) -> Any:
-        self._skipped = True
         hidden = placed.segment.read_inputs(args, kwargs)
         if hidden is None:
             self._lost(f"block {index} is not called the way its family's table entry says")
             return forward(*args, **kwargs)
-        if index == middle[0]:
-            add = self._branch.context.add_middle_residual
-            self._before = {name: add(_residual_name(placed, name), value) for name, value in hidden.items()}
+        if index == middle[0] and not self._has_room(self._forecast, placed, hidden):
+            return forward(*args, **kwargs)
+        self._skipped = True
         if index != middle[-1]:
             return placed.segment.build_output(hidden)
         result, self._before = self._before, {}
@@ -171,6 +169,22 @@ class CallGate:
             self._lost(f"the hidden states changed shape before block {index}")
             return forward(*args, **kwargs)
         return placed.segment.build_output(result)
+
+    def _forecast(self, placed: PlacedSegment, hidden: Hidden) -> None:
+        add = self._branch.context.add_middle_residual
+        with self._session.keeping():
+            self._before = {name: add(_residual_name(placed, name), value) for name, value in hidden.items()}
+
+    def _has_room(self, keep: Callable[..., None], *arguments: Any) -> bool:
+        """Make tensors for the cache; where the device has no room for them, the run goes on without a cache."""
+        try:
+            keep(*arguments)
+        except torch.OutOfMemoryError:
+            self._ungated = self._session.run_out_of_memory()
+            self._before = {}
+            self._announce(self._route.all_blocks)
+            return False
+        return True
 
     def _compute(
         self, index: int, placed: PlacedSegment, middle: range, forward: Forward, args: tuple, kwargs: dict[str, Any]
@@ -181,10 +195,11 @@ class CallGate:
                 self._lost(f"block {index} is not called the way its family's table entry says")
                 return forward(*args, **kwargs)
             self._branch.context.drop_middle_residuals([_residual_name(placed, name) for name in hidden])
-            self._before = self._cloned(hidden)
+            if not self._has_room(self._copy, hidden):
+                return forward(*args, **kwargs)
         result = forward(*args, **kwargs)
         if index == middle[-1]:
-            self._record(index, placed, result)
+            self._has_room(self._record, index, placed, result)
         return result
 
     def _record(self, index: int, placed: PlacedSegment, result: Any) -> None:
@@ -196,9 +211,10 @@ class CallGate:
             for name, residual in residuals.items():
                 self._branch.context.set_middle_residual(_residual_name(placed, name), residual)
 
-    def _cloned(self, hidden: Hidden) -> Hidden:
+    def _copy(self, hidden: Hidden) -> None:
+        """Keep copies: the block may work in place."""
         with self._session.keeping():
-            return {name: value.clone() for name, value in hidden.items()}
+            self._before = {name: value.clone() for name, value in hidden.items()}
 
     def _residuals(self, after: Hidden | None) -> Hidden | None:
         """Return after - before of every stream, written over the ``before`` copies; None if they do not match."""

@@ -73,6 +73,13 @@ class DBCacheSession:
             self.notes.append(text)
             log.warning("%s", text)
 
+    def run_out_of_memory(self) -> str:
+        """Drop the cache and go on without it for the rest of the run; return why."""
+        self.off = "out of memory for the cache"
+        self.note_once("DBCache: the device has no room for the cache, so the rest of this run is computed exactly.")
+        self.close()
+        return self.off
+
     def close(self) -> None:
         """Drop every tensor of the run."""
         self._branches.clear()

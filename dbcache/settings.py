@@ -76,8 +76,6 @@ class DBCacheSettings:
                 f"start_percent is {self.start_percent} and end_percent is {self.end_percent}: caching would never be"
                 " on. Set start_percent below end_percent."
             )
-        if self.cache_device == "cpu":
-            raise ValueError("cache_device is 'cpu', not acted on by this version yet. Set it to 'auto' or 'device'.")
 
     def with_preset(self) -> DBCacheSettings:
         """Return the settings with the preset's values filled in; ``custom`` keeps the node's own."""

@@ -98,11 +98,13 @@ class DiTDBCache(io.ComfyNode):
                     "cache_device",
                     options=["auto", "device", "cpu"],
                     default="auto",
-                    tooltip="Where the cache lives. This version keeps it on the GPU; 'cpu' is refused.",
+                    tooltip="Where the cache lives between calls. cpu: in main memory, one tensor at a time on the GPU;"
+                    " slower. auto: on the GPU.",
                 ),
                 io.Boolean.Input("verbose", default=False, tooltip="Log every model call: cached or not, and why."),
             ],
             outputs=[io.Model.Output(tooltip="The same model, cached.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -145,4 +147,4 @@ class DiTDBCache(io.ComfyNode):
             cache_device=cache_device,
             verbose=verbose,
         )
-        return io.NodeOutput(apply_dbcache(model, settings))
+        return io.NodeOutput(apply_dbcache(model, settings, getattr(cls.hidden, "unique_id", None)))

@@ -185,14 +185,13 @@ def test_an_interrupt_leaves_no_tensor_and_the_next_run_is_fresh(pack, offload, 
     import comfy.model_management
 
     gate = pack.module("dbcache.gate").CallGate
-    kept, cloned = [], gate._cloned
+    kept, copied = [], gate._copy
 
     def watched(self, hidden):
-        copies = cloned(self, hidden)
-        kept.extend(weakref.ref(copy) for copy in copies.values())
-        return copies
+        copied(self, hidden)
+        kept.extend(weakref.ref(copy) for copy in self._before.values())
 
-    monkeypatch.setattr(gate, "_cloned", watched)
+    monkeypatch.setattr(gate, "_copy", watched)
     plain = build(family)
     model = dbcache(offload(plain, resident_blocks=1), **FORCED)
     expected = sample(model, family)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +25,9 @@ class StubServer:
 
     def send_sync(self, event, data, sid=None):
         self.messages.append((event, data))
+
+    def send_progress_text(self, text, node_id, sid=None):
+        self.messages.append(("progress_text", (node_id, text)))
 
 
 class TinyModel:
@@ -124,6 +129,8 @@ def execute(pack, comfy_nodes, monkeypatch):
     monkeypatch.setitem(comfy_nodes.NODE_CLASS_MAPPINGS, "TestTinyModel", TinyModel)
     monkeypatch.setitem(comfy_nodes.NODE_CLASS_MAPPINGS, "TestKeep", Keep)
     server = StubServer()
+    running = SimpleNamespace(PromptServer=SimpleNamespace(instance=server))
+    monkeypatch.setitem(sys.modules, "server", running)
     arguments = {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}
     executor = execution.PromptExecutor(server, cache_type=execution.CacheType.CLASSIC, cache_args=arguments)
 
@@ -154,6 +161,10 @@ def test_a_graph_runs_and_its_report_arrives(execute):
     texts = [data["output"]["text"][0] for event, data in messages if event == "executed" and data["node"] == "5"]
     assert len(texts) == 1
     assert "model calls" in texts[0]
+    progress = [text for event, text in messages if event == "progress_text"]
+    assert {node for node, _ in progress} == {"3"}
+    assert progress[0][1] == "step 1 of 10, uncond+cond: miss (warm-up)"
+    assert len(progress) == run["totals"]["calls"]
     again, _ = execute(graph(seed=2))
     back, _ = execute(graph(seed=1))
     assert not torch.equal(again[0][0], samples)

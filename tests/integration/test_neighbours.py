@@ -160,3 +160,75 @@ def test_training_is_refused(offload, dbcache, monkeypatch):
         sample(model, WAN)
     monkeypatch.undo()
     assert torch.equal(sample(plain, WAN), expected)
+
+
+def easy_cache(model, name):
+    """EasyCache or LazyCache by ComfyUI's own node."""
+    from comfy_extras import nodes_easycache
+
+    node = {"EasyCache": nodes_easycache.EasyCacheNode, "LazyCache": nodes_easycache.LazyCacheNode}[name]
+    arguments = {"reuse_threshold": 0.2, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
+    return node.execute(model, **arguments).result[0]
+
+
+@pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])
+def test_caches_that_skip_whole_steps(dbcache, offload, report, name):
+    plain = build(WAN)
+    with pytest.raises(ValueError, match=f"model has {name} on it.*Remove one of the two"):
+        dbcache(easy_cache(plain, name), **FORCED)
+    after = easy_cache(dbcache(plain, **FORCED), name)
+    assert sample(after, WAN).isfinite().all()
+    assert sum(name in note for note in report(after)["notes"]) == 1
+    # the offload alone goes well with either
+    streamed = easy_cache(offload(plain, resident_blocks=1), name)
+    assert torch.equal(sample(streamed, WAN), sample(easy_cache(plain, name), WAN))
+
+
+def test_skipped_blocks_leave_comfyuis_prefetch_queue(pack, dbcache, report, monkeypatch):
+    """On the real queue functions: a call that hits empties the entries of the blocks it will skip, no others."""
+    versions = pack.module("comfy_adapter.versions")
+    if not hasattr(versions.model_prefetch, "make_prefetch_queue"):
+        pytest.skip("this ComfyUI prefetches no blocks")
+    prefetch = versions.model_prefetch
+    monkeypatch.setattr(comfy.model_management, "is_device_cpu", lambda device: False)
+    monkeypatch.setattr(comfy.model_management, "device_supports_non_blocking", lambda device: True)
+    monkeypatch.setattr(comfy.model_management, "NUM_STREAMS", 2)
+    plain = build(WAN)
+    blocks = blocks_of(plain, WAN)
+    model = dbcache(plain, **FORCED)
+    queues = []
+
+    def cast_modules(modules, *args, **kwargs):
+        return (None, False) if kwargs.get("return_faulted") else None
+
+    monkeypatch.setattr(comfy.ops, "cast_modules_with_vbar", cast_modules)
+    monkeypatch.setattr(comfy.model_management, "sync_stream", lambda *_: None)
+    monkeypatch.setattr(comfy.model_management, "ensure_pin_registerable", lambda *_: None)
+    calls = []
+
+    def start(*_):
+        calls.append([])
+        queues.append(prefetch.make_prefetch_queue(list(blocks), torch.device("cpu"), {"prefetch_dynamic_vbars": True}))
+
+    def before(module, *_):
+        queue = queues[-1]
+        entry = queue[1]
+        prefetch.prefetch_queue_pop(queue, torch.device("cpu"), module)
+        calls[-1].append(entry)
+
+    # as the loops of ComfyUI's prefetching models do: a queue for each call, a pop before each block
+    root = plain.model.diffusion_model
+    handles = [root.register_forward_pre_hook(start)]
+    handles += [block.register_forward_pre_hook(before) for block in blocks]
+    sample(model, WAN)
+    for handle in handles:
+        handle.remove()
+    prefetch.cleanup_prefetch_queues()
+    outcomes = [call["outcome"] for call in report(model)["calls"]]
+    assert "hit" in outcomes
+    for outcome, entries in zip(outcomes, calls, strict=True):
+        expected = [block if outcome == "miss" or index in (0, 7) else None for index, block in enumerate(blocks)]
+        assert [entry is block for entry, block in zip(entries, blocks, strict=True)] == [
+            b is not None for b in expected
+        ]
+        assert all(entry is None for entry, wanted in zip(entries, expected, strict=True) if wanted is None)

@@ -429,3 +429,115 @@ def test_buffers_between_calls_are_few(shape):
     judged = {"out_of_place": 1, "in_place": 1, "double_single": 2, "two_streams": 2}[shape]
     buffers = branch.context._context.buffers.values()
     assert len({buffer.untyped_storage().data_ptr() for buffer in buffers}) == judged + streams
+
+
+@each_shape
+@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "foca"])
+def test_the_cache_on_the_cpu_gives_the_same(shape, calibrator):
+    """On one device both ways keep the same numbers; what goes to main memory is tested with a stand-in below."""
+    rigs = [GateRig(shape, custom(cache_device=device, calibrator=calibrator)) for device in ("device", "cpu")]
+    for step in range(8):
+        (a, one), (b, other) = (rig.call(step) for rig in rigs)
+        assert torch.equal(a, b)
+        assert one == other
+    assert one.hit
+
+
+@each_shape
+def test_only_one_kept_tensor_at_a_time_is_brought_back(shape, monkeypatch):
+    """``cpu`` and ``to`` are watched: every kept tensor goes to main memory, and comes back for one use."""
+    rig = GateRig(shape, custom(cache_device="cpu", threshold=0.9, fn=1, bn=1))
+    moved = []
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self) or cpu(self).clone())
+    rig.call(0)
+    rig.gate = None
+    context = next(iter(rig.session._branches.values())).context._context
+    kept = {buffer.untyped_storage().data_ptr() for buffer in context.buffers.values()}
+    assert len(moved) == len(context.buffers)
+    assert not kept & {tensor.untyped_storage().data_ptr() for tensor in moved}
+
+
+class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the storage of every tensor made while ``inside`` is true."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = False
+        self.made_inside, self.made_outside = set(), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                (self.made_inside if self.inside else self.made_outside).add(tensor.untyped_storage().data_ptr())
+        return result
+
+
+@each_shape
+@pytest.mark.parametrize("calibrator", ["none", "taylorseer"])
+def test_everything_kept_is_made_where_it_may_be_kept(shape, calibrator, monkeypatch):
+    """ComfyUI's allocation-recording compiler aborts when a tensor made inside a block's scope outlives it."""
+    import contextlib
+
+    recorder = Recorder()
+
+    @contextlib.contextmanager
+    def keeping():
+        before, recorder.inside = recorder.inside, True
+        try:
+            yield
+        finally:
+            recorder.inside = before
+
+    rig = GateRig(shape, custom(fn=1, bn=1, calibrator=calibrator))
+    rig.session.keeping = keeping
+    returned = []
+    build = type(rig.session.route.layout.segments[0].segment).build_output
+    segment = type(rig.session.route.layout.segments[0].segment)
+    monkeypatch.setattr(segment, "build_output", lambda self, hidden: returned.append(hidden) or build(self, hidden))
+    for step in range(5):
+        with recorder:
+            _, outcome = rig.call(step)
+        context = next(iter(rig.session._branches.values())).context._context
+        kept = list(context.buffers.values())
+        if calibrator != "none":
+            for state in context.calibrator.states.values():
+                kept += [t for group in state.state.values() for t in group if t is not None]
+        assert kept
+        for tensor in kept:
+            assert tensor.untyped_storage().data_ptr() in recorder.made_inside
+    assert outcome.hit
+    # what stands in for the middle of a segment outlives the block that made it
+    for value in returned[-1].values():
+        assert value.untyped_storage().data_ptr() in recorder.made_inside
+
+
+@each_shape
+@pytest.mark.parametrize("number", range(10))
+def test_running_out_of_memory_for_the_cache_switches_it_off(shape, number, monkeypatch):
+    """The n-th tensor made for the cache does not fit: the run goes on, exactly, and says so once."""
+    rig = GateRig(shape, custom(fn=1, bn=1, warmup_steps=1, max_continuous=1))
+    count = []
+
+    def keeping():
+        count.append(1)
+        if len(count) == number + 1:
+            raise torch.OutOfMemoryError("no room")
+        return contextlib.nullcontext()
+
+    import contextlib
+
+    rig.session.keeping = keeping
+    off = False
+    for step in range(8):
+        output, outcome = rig.call(step)
+        off = off or outcome.reason == "out of memory for the cache"
+        if off:
+            assert rig.gate.must_recompute or torch.equal(output, rig.plain(step))
+            assert not outcome.hit
+        if off and len(count) > number + 1:
+            pytest.fail("the cache was used after it had been switched off")
+    assert off
+    assert sum("no room for the cache" in note for note in rig.session.notes) == 1
+    assert not rig.session._branches

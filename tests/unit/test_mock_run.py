@@ -192,14 +192,13 @@ def test_an_exception_leaves_no_tensor_no_attribute_and_a_model_that_works(shape
     from pack_on_mock.dbcache.gate import CallGate
 
     kept = []
-    cloned = CallGate._cloned
+    copied = CallGate._copy
 
     def watched(self, hidden):
-        copies = cloned(self, hidden)
-        kept.extend(weakref.ref(copy) for copy in copies.values())
-        return copies
+        copied(self, hidden)
+        kept.extend(weakref.ref(copy) for copy in self._before.values())
 
-    monkeypatch.setattr(CallGate, "_cloned", watched)
+    monkeypatch.setattr(CallGate, "_copy", watched)
     plain = patcher_of(shape)
     model = streamed(cached(plain))
     expected = sample(model)
@@ -378,6 +377,19 @@ def test_a_missing_cache_dit_is_one_readable_message(monkeypatch):
         cached(patcher_of("in_place"))
     plain = patcher_of("in_place")
     assert torch.equal(sample(streamed(plain)), sample(plain))
+
+
+def test_a_block_that_grows_between_loads():
+    plain = patcher_of("out_of_place")
+    model = streamed(plain, resident_blocks=0)
+    expected = sample(model)
+    before = model.model_size()
+    block = plain.model.diffusion_model.blocks[3]
+    block.register_parameter("extra", torch.nn.Parameter(torch.zeros(4096), requires_grad=False))
+    model.detach()
+    assert torch.equal(sample(model), expected)
+    assert model.model_size() == before + 2 * 4096 * 4
+    assert run_of(model)["totals"]["peak_slot_bytes"] >= 2 * 4096 * 4
 
 
 def test_a_call_outside_a_sampler_still_streams():

@@ -74,7 +74,6 @@ def test_threshold_zero_switches_off_unless_a_static_mask_decides():
         ("end_percent", {"end_percent": 1.1}),
         ("start_percent", {"start_percent": 0.6, "end_percent": 0.4}),
         ("cache_device", {"cache_device": "disk"}),
-        ("cache_device", {"cache_device": "cpu"}),
     ],
 )
 def test_bad_values_are_named(field, values):

@@ -233,6 +233,44 @@ def test_an_exception_in_any_block_leaves_a_clean_engine(index, exception):
     assert torch.equal(rig.call(), rig.expected())
 
 
+class Raising:
+    """An interceptor between the hooks and the streamer that raises before or after a block's forward."""
+
+    def __init__(self, index, when):
+        self.index, self.when = index, when
+
+    def run_block(self, index, forward, args, kwargs):
+        if (index, self.when) == (self.index, "before"):
+            raise KeyboardInterrupt
+        result = forward(*args, **kwargs)
+        if (index, self.when) == (self.index, "after"):
+            raise KeyboardInterrupt
+        return result
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["outside the streamer", "inside"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("index", range(8))
+def test_an_exception_beside_any_block_leaves_a_clean_engine(index, when, outside):
+    rig = Rig(8, streamed=(0, 1, 3, 4, 6, 7), prefetch=2)
+    raising = Raising(index, when)
+    rig.streamer.begin_call(plan=None, next_head=8)
+    order = [raising, rig.streamer] if outside else [rig.streamer, raising]
+
+    def run():
+        x = torch.linspace(-1, 1, WIDTH)
+        with HookManager(rig.blocks, order):
+            for block in rig.blocks:
+                x = block(x)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    rig.streamer.end_call()
+    rig.check_at_rest()
+    assert not any(rig.streamer.holds(block) for block in range(2, 8))
+    assert torch.equal(rig.call(), rig.expected())
+
+
 def test_slots_stay_while_a_call_is_in_progress():
     rig = Rig(4)
     freed = []
