@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 
+import comfy.controlnet
 import pytest
 import torch
-from real_comfy import FAMILIES, FLUX, STEPS, WAN, blocks_of, build, cond, lora, sample, with_lora
+from real_comfy import FAMILIES, FLUX, STEPS, WAN, blocks_of, build, cond, lora, random_like, sample, with_lora
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 FORCED = {
@@ -324,3 +325,84 @@ def test_presets_run(dbcache, report, preset):
     model = dbcache(build(WAN), preset=preset)
     assert sample(model, WAN, steps=20).isfinite().all()
     assert report(model)["steps"] == 20
+
+
+class Control(comfy.controlnet.ControlBase):
+    """A ControlNet that adds fixed tensors between blocks, down to a sigma."""
+
+    def __init__(self, additions, until=0.0):
+        super().__init__()
+        self.additions, self.until = additions, until
+
+    def get_control(self, x_noisy, t, cond, batched_number, transformer_options):
+        return self.additions if float(t.flatten()[0]) > self.until else None
+
+
+def controlled(until=0.0):
+    additions = {
+        "input": [random_like((1, 16, 64), 60 + index) * 0.3 for index in range(3)],
+        "output": [random_like((1, 16, 64), 70 + index) * 0.3 for index in range(4)],
+    }
+    control = Control(additions, until)
+    return {"positive": cond(2, control=control), "negative": cond(3, control=control)}
+
+
+def test_controlnet_additions_between_blocks(dbcache, offload, report):
+    plain = build(FLUX)
+    expected = sample(plain, FLUX, **controlled())
+    assert not torch.equal(expected, sample(plain, FLUX))
+    model = dbcache(plain, **{**FORCED, "warmup_steps": 1000})
+    assert torch.equal(sample(model, FLUX, **controlled()), expected)
+    assert torch.equal(sample(offload(plain, resident_blocks=1), FLUX, **controlled()), expected)
+    cached = dbcache(plain, **FORCED)
+    with_control, without = sample(cached, FLUX, **controlled()), sample(cached, FLUX)
+    assert report(cached)["totals"]["hits"] > 0
+    # a cached picture is near the computed one with control, and not near the one without
+    assert (with_control - expected).abs().mean() < 0.5 * (without - expected).abs().mean()
+
+
+def test_a_control_that_ends_makes_the_next_call_a_miss(dbcache, report):
+    model = dbcache(build(FLUX), **{**FORCED, "warmup_steps": 1, "max_continuous_cached_steps": -1})
+    sample(model, FLUX, **controlled(until=0.7))
+    calls = report(model)["calls"]
+    changed = [call for call in calls if call["reason"] == "control input changed"]
+    assert len(changed) == 1
+    assert changed[0]["sigma"] <= 0.7
+    before = calls[calls.index(changed[0]) - 1]
+    assert before["outcome"] == "hit"
+
+
+@each_family
+def test_a_schedule_that_rises_again(dbcache, report, family):
+    import comfy.sample
+    import comfy.samplers
+
+    sigmas = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0])
+    model = dbcache(build(family), **FORCED)
+    sampler = comfy.samplers.sampler_object("euler")
+    with torch.inference_mode():
+        samples = comfy.sample.sample_custom(
+            model,
+            random_like(family.latent, 1),
+            3.0,
+            sampler,
+            sigmas,
+            cond(2),
+            cond(3),
+            torch.zeros(family.latent),
+            disable_pbar=True,
+            seed=1,
+        )
+    assert samples.isfinite().all()
+    calls = report(model)["calls"]
+    assert [call["step"] for call in calls] == list(range(9))
+    assert [call["outcome"] for call in calls] == ["miss"] * 3 + ["hit", "hit", "miss"] * 2
+
+
+@each_family
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_very_short_schedules(dbcache, offload, family, steps):
+    plain = build(family)
+    expected = sample(plain, family, steps=steps)
+    assert torch.equal(sample(dbcache(plain, preset="fast"), family, steps=steps), expected)
+    assert torch.equal(sample(offload(plain, resident_blocks=0), family, steps=steps), expected)

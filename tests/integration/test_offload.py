@@ -270,6 +270,40 @@ def test_reading_weights_before_and_after_a_run(offload, family):
 
 
 @each_family
+def test_reading_weights_during_a_run_and_after_an_interrupt(offload, family):
+    plain = build(family)
+    weights = weights_at_rest(plain)
+    model = offload(plain, resident_blocks=2)
+    read = []
+
+    def callback(step, *_):
+        read.append(model.model_state_dict())
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample(model, family, callback=callback)
+    for state in (*read, model.model_state_dict(), model.model.state_dict()):
+        assert state.keys() == weights.keys()
+        assert all(torch.equal(state[name], weights[name]) for name in weights)
+
+
+@each_family
+def test_model_merging_reads_the_true_weights(offload, comfy_nodes, family):
+    from comfy_extras.nodes_model_merging import ModelMergeSimple
+
+    one, two = build(family), build(family, seed=1)
+    contents = lora(two, family)
+    [merged] = ModelMergeSimple().merge(one, with_lora(two, contents), 0.7)
+    expected = sample(merged, family)
+    streamed_one, streamed_two = offload(one, resident_blocks=1), with_lora(offload(two, resident_blocks=1), contents)
+    for _ in range(2):
+        [merged] = ModelMergeSimple().merge(streamed_one, streamed_two, 0.7)
+        assert torch.equal(sample(merged, family), expected)
+        sample(streamed_two, family)
+
+
+@each_family
 def test_saving_writes_the_patched_weights(offload, family):
     plain = build(family)
     contents = lora(plain, family)
