@@ -31,6 +31,12 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Print what the pack's own code costs."""
+    _run(session, "bench/costs.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     _run(session, "-m", "ruff", "check", ".")
