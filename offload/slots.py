@@ -15,11 +15,13 @@ log = logging.getLogger("dit_layerwise_offload.offload")
 class Slot:
     """One device buffer, the block it holds, and the events that order its reuse."""
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, allocated: Event) -> None:
         self.buffer = buffer
         self.block: int | None = None
         self.ready: Event = None
-        self.done: Event = None
+        # The allocator may hand out memory that kernels of the compute stream are still using: the first copy has
+        # to wait for them as any later one waits for the block before it.
+        self.done: Event = allocated
         self._kept_entries: dict[int, list[torch.Tensor]] = {}
 
     def fill(self, index: int, weights: BlockWeights, device: OffloadDevice) -> None:
@@ -61,7 +63,8 @@ class SlotPool:
         """
         while len(self._slots) < self._wanted:
             try:
-                self._slots.append(Slot(self._device.empty(self._slot_size)))
+                buffer = self._device.empty(self._slot_size)
+                self._slots.append(Slot(buffer, self._device.mark()))
             except torch.OutOfMemoryError as error:
                 if not self._slots:
                     raise RuntimeError(

@@ -1,8 +1,8 @@
 """A device without hardware: copies arrive only when waited for, and a virtual clock tells how long it all took.
 
 - A copy's destination reads as NaN from the moment the copy starts until compute waits for it.
-- Reusing a buffer that compute may still read raises :class:`RaceError`: the copy did not wait for a mark made
-  after the buffer's last use.
+- Overwriting memory that compute may still read raises :class:`RaceError`: the copy did not wait for a mark made
+  after the buffer's last use, or after its allocation.
 - The clock: one copy engine with a fixed bandwidth, one compute stream, a host that runs ahead of both until
   :meth:`VirtualDevice.synchronise` (what reading a number back from the device does).
 """
@@ -54,8 +54,8 @@ class VirtualDevice:
             raise torch.OutOfMemoryError(f"virtual device: no room for {size} bytes")
         self.allocated += size
         buffer = torch.full((size,), 0xFF, dtype=torch.uint8)
-        # the host's allocator may hand out an address that a released buffer had
-        self._in_use_since.pop(buffer.untyped_storage().data_ptr(), None)
+        # what had this memory before may still be read by compute
+        self._in_use_since[buffer.untyped_storage().data_ptr()] = next(self._numbers)
         return buffer
 
     def start_copy(

@@ -403,6 +403,27 @@ def test_an_exception_leaves_a_session_that_goes_on_right(index, shape):
 
 
 @each_shape
+@pytest.mark.parametrize("index", [1, 4, 7])
+def test_a_computed_call_that_fails_half_way_invalidates_what_was_recorded_before(index, shape):
+    """Its first blocks are newer than its middle: the two must not be combined."""
+    rig = GateRig(shape, custom(fn=1, bn=1, warmup_steps=0))
+    rig.call(0)
+    assert rig.call(1)[1].hit
+    victim = rig.blocks[index]
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    vars(victim)["forward"] = fail
+    with pytest.raises(KeyboardInterrupt):
+        rig.call(2, closed="before start_percent")
+    del vars(victim)["forward"]
+    output, outcome = rig.call(3)
+    assert (outcome.hit, outcome.reason) == (False, "first call of the branch")
+    assert torch.equal(output, rig.plain(3))
+
+
+@each_shape
 def test_no_tensor_outlives_the_session(shape):
     rig = GateRig(shape, custom(fn=2, bn=1, warmup_steps=1, calibrator="taylorseer"))
     before = {id(o) for o in gc.get_objects() if isinstance(o, torch.Tensor)}

@@ -280,6 +280,15 @@ def test_slots_stay_while_a_call_is_in_progress():
     assert rig.streamer.slot_bytes == 2 * BLOCK_BYTES
 
 
+def test_slots_are_given_back_only_after_the_copies_into_them_have_arrived():
+    rig = Rig(6, prefetch=2)
+    rig.call()
+    assert rig.device._pending
+    rig.streamer.release_slots()
+    assert not rig.device._pending
+    assert rig.device.host_time == rig.device.bus_time
+
+
 def test_fewer_slots_where_there_is_no_room_and_an_error_where_there_is_none():
     rig = Rig(6, prefetch=3)
     rig.device._capacity = 2 * BLOCK_BYTES
@@ -328,16 +337,20 @@ def test_the_virtual_device_catches_a_reused_slot():
     """The double itself: a copy into a buffer that compute may still read is an error."""
     device = VirtualDevice()
     buffer, source = device.empty(16), torch.zeros(16, dtype=torch.uint8)
-    device.wait(device.start_copy([(buffer, source)], None))
     with pytest.raises(RaceError):
         device.start_copy([(buffer, source)], None)
+    early = device.mark()
+    device.wait(device.start_copy([(buffer, source)], early))
+    for event in (None, early):
+        with pytest.raises(RaceError):
+            device.start_copy([(buffer, source)], event)
     device.start_copy([(buffer, source)], device.mark())
 
 
 def test_the_virtual_device_poisons_what_is_not_waited_for():
     device = VirtualDevice()
     buffer = device.empty(16)
-    event = device.start_copy([(buffer.view(torch.float32), torch.ones(4))], None)
+    event = device.start_copy([(buffer.view(torch.float32), torch.ones(4))], device.mark())
     assert buffer.view(torch.float32).isnan().all()
     device.wait(event)
     assert torch.equal(buffer.view(torch.float32), torch.ones(4))
