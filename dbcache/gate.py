@@ -69,7 +69,7 @@ class CallGate:
 
     def run_block(self, index: int, forward: Forward, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run, or stand in for, block ``index``."""
-        if self._ungated or self._lost(self._follower.visit(index)):
+        if self._ungated or self._lost(_captured() or self._follower.visit(index)):
             return forward(*args, **kwargs)
         placed, middle = self._route.at[index]
         if index in middle:
@@ -225,6 +225,13 @@ class CallGate:
             return None
         with self._session.keeping():
             return {name: torch.sub(after[name], value, out=value) for name, value in before.items()}
+
+
+def _captured() -> str:
+    """Say so when blocks are being captured into CUDA graphs: no number can be read back then, and replays call no
+    block. Newer ComfyUI does that under dynamic VRAM."""
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return "blocks are captured into CUDA graphs" if capturing else ""
 
 
 def _residual_name(placed: PlacedSegment, stream: str) -> str:

@@ -592,3 +592,15 @@ def test_running_out_of_memory_for_the_cache_switches_it_off(shape, number, monk
     assert off
     assert sum("no room for the cache" in note for note in rig.session.notes) == 1
     assert not rig.session._branches
+
+
+@each_shape
+def test_blocks_captured_into_cuda_graphs_are_left_alone(shape, monkeypatch):
+    rig = GateRig(shape, custom(warmup_steps=0))
+    for step in range(3):
+        assert rig.call(step)[1].hit == (step > 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    output, outcome = rig.call(3)
+    assert outcome.reason == "not supported: blocks are captured into CUDA graphs"
+    assert torch.equal(output, rig.plain(3))
