@@ -195,3 +195,15 @@ def test_the_prefetch_window_gives_way_when_the_budget_is_tiny(offload, report, 
     assert torch.equal(sample(model, WAN), expected)
     assert accelerator.used() <= accelerator.room
     assert report(model)["totals"]["peak_slot_bytes"] <= 3.5 * max(blocks)
+
+
+@each_family
+def test_more_residents_asked_for_than_there_is_room(offload, accelerator, family):
+    """ComfyUI places what it can of them: residents and slots together stay within its budget."""
+    expected = sample(build(family), family)
+    plain = accelerator.patcher(family)
+    accelerator.room = 0.7 * whole(plain)
+    model = offload(plain, resident_blocks=family.blocks - 2)
+    for _ in range(2):
+        assert torch.equal(sample(model, family), expected)
+        assert accelerator.used() <= accelerator.room

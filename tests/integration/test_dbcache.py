@@ -406,3 +406,17 @@ def test_very_short_schedules(dbcache, offload, family, steps):
     expected = sample(plain, family, steps=steps)
     assert torch.equal(sample(dbcache(plain, preset="fast"), family, steps=steps), expected)
     assert torch.equal(sample(offload(plain, resident_blocks=0), family, steps=steps), expected)
+
+
+@each_family
+def test_a_branch_without_offload_never_meets_the_engine_of_another(offload, dbcache, report, family):
+    """One base model: a streamed branch with a LoRA, and a cached one that is neither streamed nor patched."""
+    plain = build(family)
+    expected = sample(plain, family)
+    streamed = with_lora(offload(plain, resident_blocks=0), lora(plain, family))
+    cached = dbcache(plain, **{**FORCED, "warmup_steps": 1000})
+    with_patch = sample(streamed, family)
+    for _ in range(2):
+        assert torch.equal(sample(cached, family), expected)
+        assert report(cached)["totals"]["bytes_streamed"] == 0
+        assert torch.equal(sample(streamed, family), with_patch)

@@ -183,15 +183,18 @@ def test_pins_go_with_the_model(offload, pins):
     assert pins.total == 0
 
 
-def test_pins_survive_the_death_of_a_transient_clone(offload, pins):
+def test_pins_and_slots_survive_the_death_of_a_transient_clone(offload, pack, pins):
     plain = build(WAN)
     model = offload(plain, resident_blocks=0)
     sample(model, WAN)
-    before = pins.total
+    before, slots = pins.total, streaming(pack, model).streamer.slot_bytes
     clone = model.clone()
+    assert torch.equal(sample(clone, WAN), sample(model, WAN))
+    clone.clone()
     del clone
     gc.collect()
     assert pins.total == before > 0
+    assert streaming(pack, model).streamer.slot_bytes == slots > 0
 
 
 def test_pins_go_when_a_plain_branch_takes_the_model(offload, pins):
@@ -204,3 +207,27 @@ def test_pins_go_when_a_plain_branch_takes_the_model(offload, pins):
     del model
     gc.collect()
     assert pins.total == 0
+
+
+def test_an_unload_during_a_call_leaves_that_call_its_memory(offload, pack, pins):
+    """ComfyUI may need memory in the middle of a forward: nothing is unpinned under a copy that may be under way."""
+    plain = build(WAN)
+    expected = sample(plain, WAN)
+    model = offload(plain, resident_blocks=0)
+    seen = []
+
+    def unload(*_):
+        if not seen:
+            before = pins.total
+            model.unpatch_model(model.offload_device, unpatch_weights=True)
+            seen.append((before, pins.total))
+
+    handle = blocks_of(plain, WAN)[4].register_forward_pre_hook(unload)
+    output = sample(model, WAN)
+    handle.remove()
+    assert torch.equal(output, expected)
+    [(before, after)] = seen
+    assert before == after > 0
+    gc.collect()
+    assert pins.total == 0
+    assert torch.equal(sample(model, WAN), expected)
