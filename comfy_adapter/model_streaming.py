@@ -25,6 +25,10 @@ from .pinning import PinnedHostMemory
 _streaming_of: weakref.WeakKeyDictionary[torch.nn.Module, ModelStreaming] = weakref.WeakKeyDictionary()
 
 
+def _is_limit(number: int | None) -> bool:
+    return number is not None and number >= 0
+
+
 @dataclass(frozen=True)
 class Placement:
     """Which blocks are streamed, and how many of them are copied ahead of the running one."""
@@ -55,6 +59,7 @@ class ModelStreaming:
 
     Attributes:
         placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
+        placed_for: what the placement was chosen for, beside memory.
         engine: the engine while a layerwise patcher is loaded, else ``None``.
     """
 
@@ -62,6 +67,7 @@ class ModelStreaming:
         self.measure(model)
         self._model = weakref.ref(model)
         self.placement = Placement()
+        self.placed_for: tuple = ()
         self.engine: Engine | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
@@ -74,8 +80,17 @@ class ModelStreaming:
         self._module_bytes = [size(block) for block in blocks]
         self._packed_bytes = [BlockWeights(block).size for block in blocks]
 
-    def choose(self, settings: OffloadSettings, attachments: dict[str, Any], budget: float) -> Placement:
-        """Return what to stream, and how far ahead, within ``budget`` device bytes for weights."""
+    @property
+    def total_blocks(self) -> int:
+        return len(self._module_bytes)
+
+    def choose(
+        self, settings: OffloadSettings, attachments: dict[str, Any], budget: float, most: int | None = None
+    ) -> Placement:
+        """Return what to stream, and how far ahead, within ``budget`` device bytes for weights.
+
+        ``most`` limits the number of residents beyond what the settings do.
+        """
         cache = attachments.get(DBCACHE_KEY)
         cache = cache.with_preset() if cache is not None else None
         budget = min(budget, settings.budget_bytes)
@@ -87,7 +102,9 @@ class ModelStreaming:
             budget,
             policy=settings.policy(cache is not None),
             prefetch=prefetch,
-            max_resident=None if settings.resident_blocks < 0 else settings.resident_blocks,
+            max_resident=min(
+                limit for limit in (settings.resident_blocks, most, self.total_blocks) if _is_limit(limit)
+            ),
             front=cache.fn if cache is not None else 0,
             back=cache.bn if cache is not None else 0,
         )
@@ -134,14 +151,10 @@ class ModelStreaming:
         return self.engine if loaded is not None and self.is_built_for(loaded) else None
 
     def release(self) -> None:
-        """Drop the engine with its slots, pins and baked weights.
-
-        During a model call the call keeps them until it ends: memory must not be unpinned under a copy.
-        """
-        if self.engine is not None and not self.engine.streamer.active:
-            self.engine.streamer.release_slots()
-            if self.engine.pins is not None:
-                self.engine.pins.release()
+        """Drop the engine with its slots, pins and baked weights; during a model call, when that call ends."""
+        if self.engine is not None:
+            pins = self.engine.pins
+            self.engine.streamer.retire(pins.release if pins is not None else None)
         self.engine = self._weights_id = self._owner = None
 
 

@@ -18,6 +18,7 @@ from ..offload.block_weights import BlockWeights
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
+from .keys import DBCACHE_KEY
 from .model_streaming import Engine, ModelStreaming, Placement, stack_of, streaming_of
 from .offload_settings import OffloadSettings
 from .pinning import PinnedHostMemory, wants_pinning
@@ -52,6 +53,7 @@ class LayerwiseOffloadMixin:
         return loaded
 
     def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False, **kwargs: Any):
+        """Load as much as ``extra_memory`` bytes more than now allow; a negative number is what has to be freed."""
         if self.layerwise_settings is None:
             return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
         streaming = self._streaming
@@ -60,9 +62,13 @@ class LayerwiseOffloadMixin:
         # Older versions save by force-patching everything and reading the state dict: then nothing is streamed.
         wanted = Placement() if force_patch_weights else self._choose_for(extra_memory)
         if wanted != streaming.placement:
+            # What this frees is there for the new placement: ComfyUI adds it only when it unpatches by itself.
+            before = self.loaded_size()
             self.unpatch_model(self.offload_device, unpatch_weights=True)
             streaming.release()
             streaming.placement = wanted
+            extra_memory += before - self.loaded_size()
+        streaming.placed_for = self._placement_key
         extra_memory = self._extra_beside_slots(extra_memory)
         result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
         if streaming.placement.streamed:
@@ -86,8 +92,8 @@ class LayerwiseOffloadMixin:
                 full_load=full_load,
                 **kwargs,
             )
-        # A full load would move the whole model, streamed blocks and all; a budget of 0 means the same.
-        budget = lowvram_model_memory or UNLIMITED
+        # A full load would move the whole model, streamed blocks and all.
+        budget = UNLIMITED if full_load and lowvram_model_memory == 0 else lowvram_model_memory
         slots = self._streaming.slot_bytes(self._streaming.placement)
         super().load(
             device_to,
@@ -99,6 +105,7 @@ class LayerwiseOffloadMixin:
         self._ensure_engine(device_to)
 
     def partially_unload(self, device_to: Any, memory_to_free: float = 0, *args: Any, **kwargs: Any) -> float:
+        """Free at least ``memory_to_free`` bytes if that much is loaded; return what was freed."""
         freed = 0
         if self.layerwise_settings is not None and self._owns_engine:
             # Idle slots first: they cost nothing to make again.
@@ -159,22 +166,49 @@ class LayerwiseOffloadMixin:
         """Whether the model is on the device now with this patcher's weights."""
         return self.model.current_weight_patches_uuid == self.patches_uuid
 
-    def _choose(self, budget: float) -> Placement:
-        return self._streaming.choose(self.layerwise_settings, self.attachments, budget)
+    @property
+    def _placement_key(self) -> tuple:
+        """What a placement depends on, beside memory."""
+        return self.layerwise_settings, self.attachments.get(DBCACHE_KEY)
+
+    def _choose(self, budget: float, most: int | None = None) -> Placement:
+        return self._streaming.choose(self.layerwise_settings, self.attachments, budget, most)
 
     def _choose_for(self, extra_memory: float) -> Placement:
         """Return what to stream in a load that may take ``extra_memory`` more bytes.
 
-        A model that is loaded already keeps its placement as long as the settings allow it: another one costs a
-        full reload, and where memory got short ComfyUI itself takes residents out.
+        A model that is loaded already keeps its placement: another one costs a full reload, and where memory got
+        short ComfyUI itself takes residents out.
         """
-        current = self._streaming.placement
-        if self._is_loaded and self._owns_engine and current.streamed:
-            settings = self.layerwise_settings
-            fixed = settings.resident_blocks >= 0 or settings.vram_budget_gb > 0
-            if not fixed or current == self._choose(float("inf")):
-                return current
-        return self._choose(self.loaded_size() + extra_memory)
+        streaming = self._streaming
+        if self._is_loaded and streaming.placed_for == self._placement_key:
+            return streaming.placement
+        budget = self.loaded_size() + extra_memory
+        placement = self._choose(budget)
+        if budget < UNLIMITED:
+            entries = super()._load_list()
+            while not self._loads_whole(placement, entries, budget) and placement.streamed:
+                resident = streaming.total_blocks - len(placement.streamed)
+                if resident == 0:
+                    break
+                placement = self._choose(budget, resident - 1)
+        return placement
+
+    def _loads_whole(self, placement: Placement, entries: list[tuple], budget: float) -> bool:
+        """Whether ComfyUI's loader would place every module that is not streamed whole: it goes from the largest
+        down and wants room for a few casts of the next one besides."""
+        blocks = stack_of(self.model).blocks
+        streamed = {id(module) for index in placement.streamed for module in blocks[index].modules()}
+        room = budget - self._streaming.slot_bytes(placement)
+        casts = comfy.model_management.NUM_STREAMS + 1
+        loaded = 0
+        for cast_bytes, size in sorted(
+            ((entry[0], entry[-4]) for entry in entries if id(entry[-2]) not in streamed), reverse=True
+        ):
+            if loaded + size + casts * cast_bytes >= room:
+                return False
+            loaded += size
+        return True
 
     def _extra_beside_slots(self, extra_memory: float) -> float:
         """Return what a loaded model may take more, once its slots are back: residents make room where it is short."""

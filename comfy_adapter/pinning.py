@@ -28,7 +28,8 @@ class PinnedHostMemory:
 
     def _pin(self, tensor: torch.Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        if size and comfy.model_management.pin_memory(tensor):
+        # Some versions pin by type: parameters, but no bare tensors. Unpinning goes by address.
+        if size and comfy.model_management.pin_memory(torch.nn.Parameter(tensor, requires_grad=False)):
             self._pinned.append(tensor)
             self.pinned_bytes += size
         else:

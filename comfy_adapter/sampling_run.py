@@ -57,6 +57,10 @@ class SamplingRun:
             for note in self.session.notes:
                 log.info("%s", note)
 
+    def __deepcopy__(self, memo: dict) -> SamplingRun:
+        """A run travels in ComfyUI's options; whoever copies those deeply still means this run."""
+        return self
+
     def warn_of_neighbours(self, model_options: Mapping[str, Any]) -> None:
         """Warn of nodes that came after DBCache and do not go together with it."""
         other = whole_step_cache(model_options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,6 @@ def load_cache_dit() -> Any:
     Raises:
         RuntimeError: it is not installed, is outside the tested range, or fails to import.
     """
-    import sys
-
     check_version()
     if "cache_dit" not in sys.modules:
         log.info("DBCache: importing cache-dit, which takes several seconds the first time.")

@@ -7,7 +7,7 @@ split into two, in whatever order, with other conditions between: each combinati
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .backend import BranchContext
 from .layout import Hidden
@@ -38,12 +38,16 @@ class CallInfo:
 
 @dataclass
 class Branch:
-    """One branch's state in a run: cache-dit's context and what the pack keeps beside it."""
+    """One branch's state in a run: cache-dit's context and what the pack keeps beside it.
+
+    ``shapes`` are those of the residuals over the middle blocks, by name: only the first segment's are in the key.
+    """
 
     name: str
     context: BranchContext
     recorded: bool = False
     control: Hashable = ()
+    shapes: dict[str, Hashable] = field(default_factory=dict)
     unsupported: str = ""
 
 

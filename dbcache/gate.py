@@ -159,8 +159,13 @@ class CallGate:
         if hidden is None:
             self._lost(f"block {index} is not called the way its family's table entry says")
             return forward(*args, **kwargs)
-        if index == middle[0] and not self._has_room(self._forecast, placed, hidden):
-            return forward(*args, **kwargs)
+        if index == middle[0]:
+            shapes = self._branch.shapes
+            if any(shapes.get(_residual_name(placed, name)) != value.shape for name, value in hidden.items()):
+                self._lost(f"the hidden states have another shape before block {index} than when they were kept")
+                return forward(*args, **kwargs)
+            if not self._has_room(self._forecast, placed, hidden):
+                return forward(*args, **kwargs)
         self._skipped = True
         if index != middle[-1]:
             return placed.segment.build_output(hidden)
@@ -210,6 +215,7 @@ class CallGate:
         with self._session.keeping():
             for name, residual in residuals.items():
                 self._branch.context.set_middle_residual(_residual_name(placed, name), residual)
+                self._branch.shapes[_residual_name(placed, name)] = residual.shape
 
     def _copy(self, hidden: Hidden) -> None:
         """Keep copies: the block may work in place."""

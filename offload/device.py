@@ -43,7 +43,7 @@ class OffloadDevice(Protocol):
 
 
 class SynchronousDevice:
-    """A device without streams (CPU, MPS): a copy is finished when :meth:`start_copy` returns."""
+    """A device without streams (CPU, MPS, DirectML): a copy is finished when :meth:`start_copy` returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -107,16 +107,19 @@ class AcceleratorDevice:
 
     @contextmanager
     def _on_copy_stream(self):
+        # Setting a stream sets the current device as well.
+        device_index = torch.accelerator.current_device_index()
         compute_stream = torch.accelerator.current_stream(self.device)
         torch.accelerator.set_stream(self._copy_stream)
         try:
             yield
         finally:
             torch.accelerator.set_stream(compute_stream)
+            torch.accelerator.set_device_index(device_index)
 
 
 def offload_device(device: torch.device) -> OffloadDevice:
     """Return the implementation for ``device``: streams where the backend has them, plain copies elsewhere."""
-    if device.type in ("cpu", "mps"):
+    if device.type in ("cpu", "mps", "privateuseone"):
         return SynchronousDevice(device)
     return AcceleratorDevice(device)

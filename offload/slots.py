@@ -44,7 +44,7 @@ class SlotPool:
     def __init__(self, device: OffloadDevice, slot_size: int, count: int) -> None:
         self._device = device
         self._slot_size = slot_size
-        self._wanted = count
+        self._count = self._wanted = count
         self._slots: list[Slot] = []
 
     @property
@@ -59,7 +59,7 @@ class SlotPool:
         """Allocate the slots that are missing.
 
         Raises:
-            RuntimeError: not even one slot fits on the device.
+            torch.OutOfMemoryError: not even one slot fits on the device.
         """
         while len(self._slots) < self._wanted:
             try:
@@ -67,7 +67,7 @@ class SlotPool:
                 self._slots.append(Slot(buffer, self._device.mark()))
             except torch.OutOfMemoryError as error:
                 if not self._slots:
-                    raise RuntimeError(
+                    raise torch.OutOfMemoryError(
                         f"The device has no room for one slot of {self._slot_size / 2**20:.1f} MiB to stream blocks"
                         " through. Lower resident_blocks or vram_budget_gb, or free device memory."
                     ) from error
@@ -85,3 +85,4 @@ class SlotPool:
             if slot.ready is not None:
                 self._device.finish(slot.ready)
         self._slots = []
+        self._wanted = self._count

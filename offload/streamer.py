@@ -59,6 +59,7 @@ class BlockStreamer:
         self._next_head: int | None = total
         self._ran: list[int] = []
         self._active = 0
+        self._when_retired: Callable[[], None] | None = None
         self.last_forwarded: int | None = None
         self.counts = StreamCounts()
 
@@ -85,7 +86,7 @@ class BlockStreamer:
         """Allocate the slots now. A call does it by itself when they are missing.
 
         Raises:
-            RuntimeError: not even one slot fits on the device.
+            torch.OutOfMemoryError: not even one slot fits on the device.
         """
         if self._weights:
             self._pool.acquire()
@@ -101,6 +102,20 @@ class BlockStreamer:
         self._pool.release()
         return freed
 
+    def retire(self, afterwards: Callable[[], None] | None = None) -> None:
+        """Give everything back for good: now, or when the call in progress ends.
+
+        ``afterwards`` is called when no copy can be under way any more, for example to unpin host memory.
+        """
+        self._when_retired = afterwards or (lambda: None)
+        self._finish_retirement()
+
+    def _finish_retirement(self) -> None:
+        if self._when_retired is not None and not self.active:
+            self.release_slots()
+            afterwards, self._when_retired = self._when_retired, None
+            afterwards()
+
     def begin_call(self, *, plan: Plan | None, next_head: int | None) -> None:
         """Start a model call and prefetch its first blocks.
 
@@ -110,14 +125,18 @@ class BlockStreamer:
                 this is the last call.
 
         Raises:
-            RuntimeError: not even one slot fits on the device.
+            torch.OutOfMemoryError: not even one slot fits on the device.
         """
         self.acquire_slots()
         self._active += 1
         self._next_head = next_head
         self._ran = []
         self.last_forwarded = None
-        self.announce(plan)
+        try:
+            self.announce(plan)
+        except BaseException:
+            self.end_call()
+            raise
 
     def announce(self, plan: Plan | None) -> None:
         """Take the cache's word on which blocks this call will still run; prefetch along it."""
@@ -132,6 +151,7 @@ class BlockStreamer:
         self._active -= 1
         self._plan = None
         self._keep_only(upcoming_streamed(None, self._order, None, None, self._weights, self._window))
+        self._finish_retirement()
 
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run block ``index`` with its weights on the device; exceptions pass through unchanged."""

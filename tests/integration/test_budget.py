@@ -207,3 +207,58 @@ def test_more_residents_asked_for_than_there_is_room(offload, accelerator, famil
     for _ in range(2):
         assert torch.equal(sample(model, family), expected)
         assert accelerator.used() <= accelerator.room
+
+
+@each_family
+def test_less_room_than_the_plain_model_has_taken(offload, report, accelerator, family):
+    """Plain first, fully loaded; then the offload with less room than that: what it frees is there for it."""
+    expected = sample(build(family), family)
+    plain = accelerator.patcher(family)
+    accelerator.room = 2 * whole(plain)
+    sample(plain, family)
+    accelerator.room = 0.6 * whole(plain)
+    model = offload(plain)
+    assert torch.equal(sample(model, family), expected)
+    assert 0 < accelerator.used() <= accelerator.room
+    assert model.model.current_weight_patches_uuid == model.patches_uuid
+    assert report(model)["totals"]["bytes_streamed"] > 0
+
+
+def low_vram_modules(model):
+    return sum(hasattr(module, "prev_comfy_cast_weights") for module in model.model.modules())
+
+
+@each_family
+def test_other_settings_without_an_unload_between_load_as_much_as_fresh(offload, accelerator, family):
+    sizes = []
+    for warm in (False, True):
+        plain = accelerator.patcher(family)
+        accelerator.room = 1.2 * whole(plain)
+        if warm:
+            sample(offload(plain, resident_blocks=1), family)
+        model = offload(plain, resident_blocks=3)
+        sample(model, family)
+        sizes.append((model.loaded_size(), low_vram_modules(model)))
+        management.unload_all_models()
+    assert sizes[0] == sizes[1]
+    assert sizes[0][1] == 0
+
+
+@each_family
+@pytest.mark.parametrize("streams", [0, 2])
+def test_residents_are_loaded_whole_at_any_budget(offload, accelerator, monkeypatch, family, streams):
+    """ComfyUI's loader wants room for casts besides: residents are chosen so that it demotes none of them."""
+    monkeypatch.setattr(management, "NUM_STREAMS", streams)
+    for share in (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95):
+        plain = accelerator.patcher(family)
+        accelerator.room = share * whole(plain)
+        model = offload(plain)
+        sample(model, family)
+        streamed = len(streaming_placement(model).streamed)
+        if streamed < family.blocks:
+            assert low_vram_modules(model) == 0
+        management.unload_all_models()
+
+
+def streaming_placement(model):
+    return model._streaming.placement

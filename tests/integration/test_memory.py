@@ -119,6 +119,8 @@ class FakePins:
         size = tensor.numel() * tensor.element_size()
         if self.total + size > self.limit or not tensor.is_contiguous():
             return False
+        if type(tensor).__name__ not in ("Parameter", "QuantizedTensor"):
+            return False  # as 0.3.75 does
         assert tensor.data_ptr() not in self.pinned
         self.pinned[tensor.data_ptr()] = size
         return True

@@ -45,12 +45,25 @@ def rig(monkeypatch):
     compute, copy = FakeStream("compute", log), FakeStream("copy", log)
     current = [compute]
     monkeypatch.setattr(devices.torch, "Stream", lambda device: copy)
+    index = [1]
+
+    def set_stream(stream):
+        current[0], index[0] = stream, 0
+
     fake = types.SimpleNamespace(
-        current_stream=lambda device: current[0], set_stream=lambda stream: current.__setitem__(0, stream)
+        current_stream=lambda device: current[0],
+        set_stream=set_stream,
+        current_device_index=lambda: index[0],
+        set_device_index=lambda number: index.__setitem__(0, number),
     )
     monkeypatch.setattr(devices.torch, "accelerator", fake)
     return types.SimpleNamespace(
-        device=devices.AcceleratorDevice(CUDA), log=log, current=current, compute=compute, to=Destination(log, current)
+        device=devices.AcceleratorDevice(CUDA),
+        log=log,
+        current=current,
+        index=index,
+        compute=compute,
+        to=Destination(log, current),
     )
 
 
@@ -63,6 +76,7 @@ def test_a_copy_waits_for_the_slots_last_use_and_runs_on_the_side_stream(rig):
         ("copy", "records", event.name),
     ]
     assert rig.current == [rig.compute]
+    assert rig.index == [1], "the current device is another one than the model's, and stays so"
 
 
 def test_the_first_copy_into_a_slot_waits_for_nothing(rig):
@@ -93,6 +107,7 @@ def test_streams_are_used_where_there_are_any(monkeypatch):
     for kind, expected in (
         ("cpu", devices.SynchronousDevice),
         ("mps", devices.SynchronousDevice),
+        ("privateuseone", devices.SynchronousDevice),
         ("cuda", devices.AcceleratorDevice),
         ("xpu", devices.AcceleratorDevice),
     ):

@@ -510,7 +510,7 @@ def test_only_one_kept_tensor_at_a_time_is_brought_back(shape, monkeypatch):
 
 
 class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the storage of every tensor made while ``inside`` is true."""
+    """Notes where the storage of every tensor was made: while ``inside`` is true, or not."""
 
     def __init__(self):
         super().__init__()
@@ -519,9 +519,14 @@ class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
+        given = {
+            x.untyped_storage().data_ptr() for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Tensor)
+        }
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                (self.made_inside if self.inside else self.made_outside).add(tensor.untyped_storage().data_ptr())
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in given:
+                made, other = (self.made_inside, self.made_outside)[:: 1 if self.inside else -1]
+                made.add(tensor.untyped_storage().data_ptr())
+                other.discard(tensor.untyped_storage().data_ptr())
         return result
 
 

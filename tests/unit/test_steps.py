@@ -68,3 +68,12 @@ def test_the_last_step_is_known():
         counter.at(sigma)
         seen.append(counter.at_last)
     assert seen == [False, False, False, False, True]
+
+
+def test_repeated_sigmas_do_not_end_the_schedule_early_nor_late():
+    counter = StepCounter([1.0, 0.5, 0.2, 0.5, 0.0])
+    seen = []
+    for sigma in (1.0, 0.5, 0.2, 0.5):
+        counter.at(sigma)
+        seen.append(counter.at_last)
+    assert seen == [False, False, False, True]

@@ -289,6 +289,39 @@ def test_slots_are_given_back_only_after_the_copies_into_them_have_arrived():
     assert rig.device.host_time == rig.device.bus_time
 
 
+def test_an_engine_retired_during_a_call_ends_with_it():
+    rig = Rig(6, prefetch=2)
+    order = []
+
+    def retire():
+        if not order:
+            rig.streamer.retire(lambda: order.append(len(rig.device._pending)))
+            order.append("still running")
+
+    check = rig.blocks[2].on_call
+    rig.blocks[2].on_call = lambda: (check(), retire())
+    assert torch.equal(rig.call(), rig.expected())
+    # only once no copy was under way any more
+    assert order == ["still running", 0]
+    assert rig.streamer.slot_bytes == 0
+
+
+def test_a_call_that_fails_before_its_first_block_is_over():
+    rig = Rig(6, prefetch=2)
+    start = rig.device.start_copy
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    rig.device.start_copy = fail
+    with pytest.raises(KeyboardInterrupt):
+        rig.call()
+    assert not rig.streamer.active
+    rig.device.start_copy = start
+    assert torch.equal(rig.call(), rig.expected())
+    assert rig.streamer.release_slots() == 3 * BLOCK_BYTES
+
+
 def test_fewer_slots_where_there_is_no_room_and_an_error_where_there_is_none():
     rig = Rig(6, prefetch=3)
     rig.device._capacity = 2 * BLOCK_BYTES
