@@ -68,7 +68,7 @@ class LayerwiseOffloadMixin:
             streaming.release()
             streaming.placement = wanted
             extra_memory += before - self.loaded_size()
-        streaming.placed_for = self._placement_key
+        streaming.placed_for = () if force_patch_weights else self._placement_key
         extra_memory = self._extra_beside_slots(extra_memory)
         result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
         if streaming.placement.streamed:
@@ -181,7 +181,8 @@ class LayerwiseOffloadMixin:
         short ComfyUI itself takes residents out.
         """
         streaming = self._streaming
-        if self._is_loaded and streaming.placed_for == self._placement_key:
+        kept = streaming.placement.streamed and streaming.placed_for == self._placement_key
+        if self._is_loaded and kept:
             return streaming.placement
         budget = self.loaded_size() + extra_memory
         placement = self._choose(budget)

@@ -304,7 +304,7 @@ def test_model_merging_reads_the_true_weights(offload, comfy_nodes, family):
 
 
 @each_family
-def test_saving_writes_the_patched_weights(offload, family):
+def test_saving_writes_the_patched_weights(offload, report, family):
     plain = build(family)
     contents = lora(plain, family)
 
@@ -329,6 +329,7 @@ def test_saving_writes_the_patched_weights(offload, family):
         assert state.keys() == expected.keys()
         assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert torch.equal(sample(model, family), picture)
+    assert report(model)["totals"]["bytes_streamed"] > 0
     assert torch.equal(picture, sample(with_lora(plain, contents), family))
 
 
