@@ -116,7 +116,8 @@ class _ModelCall:
     def _attempt(self, gate: CallGate | None) -> Any:
         interceptors = [one for one in (gate, self._streamer) if one is not None]
         if self._streamer is not None:
-            self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head())
+            always = None if gate is None else self._run.session.always
+            self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head(), always=always)
         try:
             with HookManager(self._stack.blocks, interceptors) as self._hooks:
                 output = self._forward()

@@ -59,6 +59,14 @@ class DBCacheSession:
         """How many blocks at the start of every call are certain to run."""
         return self.route.total if self.off else self.route.fn
 
+    @property
+    def always(self) -> tuple[int, ...]:
+        """The blocks that every call runs, cached or not."""
+        route = self.route
+        if self.off:
+            return route.all_blocks
+        return (*range(route.fn), *range(route.total - route.bn, route.total))
+
     def branch(self, call: CallInfo, hidden: Hidden) -> Branch:
         """Return the branch of a call, by its conditions, its setting and its first hidden states."""
         key = (call.conds, call.kinds, call.setting, shape_key(hidden))

@@ -30,7 +30,7 @@ def learned_order(observed: Sequence[int], total: int, known: Sequence[int]) -> 
 
 
 def blocks_to_come(
-    current: int | None, order: Sequence[int], plan: Plan | None, next_head: int | None
+    current: int | None, order: Sequence[int], plan: Plan | None, next_head: int | None, hold_over: bool = False
 ) -> Iterable[int]:
     """Yield the blocks expected after ``current``, then the head of the next call.
 
@@ -40,15 +40,19 @@ def blocks_to_come(
         plan: what is announced about this call; without one, every later block of ``order`` is expected.
         next_head: how many blocks at the head of the next call are certain to run; ``None`` when there is no
             next call.
+        hold_over: also yield what a computed call runs beyond the certain blocks: it is going to be needed by this
+            call, the next one, or one after it.
     """
     if plan is None:
         yield from order if current is None else order[order.index(current) + 1 :]
     else:
         yield from _after(plan.blocks, current)
         if not plan.complete:
+            if hold_over:
+                yield from _after(order, plan.blocks[-1] if plan.blocks else None)
             return
     if next_head is not None:
-        yield from order[:next_head]
+        yield from order if hold_over else order[:next_head]
 
 
 def _after(blocks: Sequence[int], current: int | None) -> Sequence[int]:
@@ -64,10 +68,11 @@ def upcoming_streamed(
     next_head: int | None,
     streamed: Collection[int],
     window: int,
+    hold_over: bool = False,
 ) -> tuple[int, ...]:
     """Return the next ``window`` distinct streamed blocks to come, nearest first (see :func:`blocks_to_come`)."""
     found: list[int] = []
-    for index in blocks_to_come(current, order, plan, next_head):
+    for index in blocks_to_come(current, order, plan, next_head, hold_over):
         if len(found) == window:
             break
         if index in streamed and index not in found and index != current:

@@ -9,7 +9,7 @@ Design ingredients, stated before the code (the idea is SGLang pull request 3585
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class BlockStreamer:
         self._order: tuple[int, ...] = tuple(range(total))
         self._plan: Plan | None = None
         self._next_head: int | None = total
+        self._hold_over = False
         self._ran: list[int] = []
         self._active = 0
         self._when_retired: Callable[[], None] | None = None
@@ -116,13 +117,15 @@ class BlockStreamer:
             afterwards, self._when_retired = self._when_retired, None
             afterwards()
 
-    def begin_call(self, *, plan: Plan | None, next_head: int | None) -> None:
+    def begin_call(self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None = None) -> None:
         """Start a model call and prefetch its first blocks.
 
         Args:
             plan: what is known about this call; ``None`` expects every block.
             next_head: how many blocks at the head of the call after this one are certain to run; ``None`` when
                 this is the last call.
+            always: the blocks that even a cached call runs, ``None`` when calls are not cached. Where all of them
+                are resident, slots hold over cached calls what the next computed one begins with.
 
         Raises:
             torch.OutOfMemoryError: not even one slot fits on the device.
@@ -130,6 +133,7 @@ class BlockStreamer:
         self.acquire_slots()
         self._active += 1
         self._next_head = next_head
+        self._hold_over = always is not None and not any(index in self._weights for index in always)
         self._ran = []
         self.last_forwarded = None
         try:
@@ -141,22 +145,25 @@ class BlockStreamer:
     def announce(self, plan: Plan | None) -> None:
         """Take the cache's word on which blocks this call will still run; prefetch along it."""
         self._plan = plan
-        coming = self._coming(self.last_forwarded)
-        self._keep_only(coming)
-        self._prefetch(coming)
+        self._keep_only(self._to_keep(self.last_forwarded))
+        self._prefetch(self._coming(self.last_forwarded))
 
     def end_call(self) -> None:
         """End a model call, also after an error: keep only what the head of the next call needs."""
         self._order = learned_order(self._ran, self._total, self._order)
+        if self._loads_held_over and self.last_forwarded == self._order[-1]:
+            # Now rather than in the next call: a cached call is to move nothing.
+            self._prefetch(self._coming(self.last_forwarded))
+        kept = self._window(None)
         self._active -= 1
         self._plan = None
-        self._keep_only(upcoming_streamed(None, self._order, None, None, self._weights, self._window))
+        self._keep_only(upcoming_streamed(None, self._order, None, None, self._weights, kept))
         self._finish_retirement()
 
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run block ``index`` with its weights on the device; exceptions pass through unchanged."""
-        coming = self._coming(index)
-        self._keep_only((index, *coming))
+        coming = self._coming(index, running=True)
+        self._keep_only((index, *self._to_keep(index, running=True)))
         if index not in self._weights:
             self._prefetch(coming)
             result = forward(*args, **kwargs)
@@ -166,12 +173,30 @@ class BlockStreamer:
         self._ran.append(index)
         return result
 
-    @property
-    def _window(self) -> int:
-        return max(0, len(self._pool.slots) - 1)
+    def _window(self, running: int | None) -> int:
+        """How many blocks to have ready: a streamed block needs a slot itself, and guesses are kept to the window."""
+        slots = len(self._pool.slots)
+        takes_slot = running in self._weights or self._plan is None
+        return max(0, slots - 1) if takes_slot else slots
 
-    def _coming(self, current: int | None) -> tuple[int, ...]:
-        return upcoming_streamed(current, self._order, self._plan, self._next_head, self._weights, self._window)
+    @property
+    def _loads_held_over(self) -> bool:
+        """Whether to load what is held over: at the end of a computed call, unless it is the last."""
+        plan = self._plan
+        computed = plan is not None and plan.complete and any(index in self._weights for index in plan.blocks)
+        return self._hold_over and computed and self._next_head is not None
+
+    def _coming(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
+        """The streamed blocks to have on their way, nearest first."""
+        return self._upcoming(current, running, self._loads_held_over)
+
+    def _to_keep(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
+        """The streamed blocks to leave where they are, if they are there."""
+        return self._upcoming(current, running, self._hold_over)
+
+    def _upcoming(self, current: int | None, running: bool, hold_over: bool) -> tuple[int, ...]:
+        window = self._window(current if running else None)
+        return upcoming_streamed(current, self._order, self._plan, self._next_head, self._weights, window, hold_over)
 
     def _run_streamed(
         self, index: int, coming: tuple[int, ...], forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]

@@ -56,3 +56,12 @@ def test_only_a_call_in_which_every_block_ran_teaches_the_order():
     assert learned_order([1, 0, 2], 3, (0, 1, 2)) == (1, 0, 2)
     assert learned_order([0, 2], 3, (0, 1, 2)) == (0, 1, 2)
     assert learned_order([0, 1, 1], 3, (0, 1, 2)) == (0, 1, 2)
+
+
+def test_what_is_held_over_comes_after_everything_certain():
+    undecided = Plan((0,), complete=False)
+    assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4) == ()
+    assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4, hold_over=True) == (2, 3)
+    assert upcoming_streamed(0, ORDER, Plan((5,)), 1, {2, 3}, 1, hold_over=True) == (2,)
+    assert upcoming_streamed(3, ORDER, Plan((1, 2, 3, 4, 5)), 1, {2, 3, 4}, 4, hold_over=True) == (4, 2)
+    assert upcoming_streamed(0, ORDER, Plan((5,)), None, {2, 3}, 4, hold_over=True) == ()
