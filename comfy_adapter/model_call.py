@@ -16,7 +16,7 @@ from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
 from .families import family_of, find_stack
 from .keys import RUN_KEY, WRAPPER_KEY
-from .model_streaming import Engine, current_engine
+from .model_streaming import Engine, current_engine, placement_of
 from .prefetch_queue import leave_out
 from .sampling_run import SamplingRun
 
@@ -89,6 +89,7 @@ class _ModelCall:
         run: SamplingRun | None,
         forward: Callable[[], Any],
     ) -> None:
+        self._diffusion_model = diffusion_model
         self._stack = find_stack(diffusion_model)
         self._streamer = engine.streamer if engine is not None else None
         self._notes = engine.notes if engine is not None else ()
@@ -111,6 +112,8 @@ class _ModelCall:
         after = self._stream_counts()
         slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
         self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots, self._notes)
+        if self._streamer is not None:
+            self._run.placed(placement_of(self._diffusion_model))
         return output
 
     def _attempt(self, gate: CallGate | None) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 import comfy.model_management
 import torch
 
+from ..offload.auto import Placement, choose_placement, explain
 from ..offload.block_weights import BlockWeights
-from ..offload.residency import choose_prefetch, choose_streamed, slot_bytes
+from ..offload.residency import slot_bytes
 from ..offload.streamer import BlockStreamer
+from ..offload.timing import BlockTiming
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY
 from .offload_settings import OffloadSettings
@@ -27,14 +29,6 @@ _streaming_of: weakref.WeakKeyDictionary[torch.nn.Module, ModelStreaming] = weak
 
 def _is_limit(number: int | None) -> bool:
     return number is not None and number >= 0
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which blocks are streamed, and how many of them are copied ahead of the running one."""
-
-    streamed: tuple[int, ...] = ()
-    prefetch: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +55,7 @@ class ModelStreaming:
         placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
         placed_for: what the placement was chosen for, beside memory.
         engine: the engine while a layerwise patcher is loaded, else ``None``.
+        timing: what the model's first streamed call measured; placements chosen later go by it.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -69,6 +64,7 @@ class ModelStreaming:
         self.placement = Placement()
         self.placed_for: tuple = ()
         self.engine: Engine | None = None
+        self.timing: BlockTiming | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
 
@@ -94,21 +90,28 @@ class ModelStreaming:
         cache = attachments.get(DBCACHE_KEY)
         cache = cache.with_preset() if cache is not None else None
         budget = min(budget, settings.budget_bytes)
-        other_bytes = max(0, self.full_bytes - sum(self._module_bytes))
-        prefetch = choose_prefetch(self._packed_bytes, other_bytes, budget, settings.prefetch_blocks)
-        streamed = choose_streamed(
+        return choose_placement(
             self._packed_bytes,
-            other_bytes,
+            max(0, self.full_bytes - sum(self._module_bytes)),
             budget,
-            policy=settings.policy(cache is not None),
-            prefetch=prefetch,
+            cached=cache is not None,
+            front=cache.fn if cache is not None else 0,
+            back=cache.bn if cache is not None else 0,
+            policy=settings.policy,
+            prefetch=settings.prefetch,
             max_resident=min(
                 limit for limit in (settings.resident_blocks, most, self.total_blocks) if _is_limit(limit)
             ),
-            front=cache.fn if cache is not None else 0,
-            back=cache.bn if cache is not None else 0,
+            timing=self.timing,
         )
-        return Placement(streamed, prefetch if streamed else 0)
+
+    def explained(self) -> str:
+        """Return what was placed and why, in one line: with the measured figures as soon as there are some."""
+        measured = self.streamer.timing if self.streamer is not None else None
+        if measured is None or not self.placement.streamed:
+            return self.placement.reason
+        self.timing = measured
+        return explain(self._packed_bytes, self.placement, measured)
 
     def slot_bytes(self, placement: Placement) -> int:
         """Return the device bytes of a placement's slots."""
@@ -168,6 +171,12 @@ def streaming_of(model: torch.nn.Module) -> ModelStreaming:
     if root not in _streaming_of:
         _streaming_of[root] = ModelStreaming(model)
     return _streaming_of[root]
+
+
+def placement_of(diffusion_model: torch.nn.Module) -> str:
+    """Return how a diffusion model's blocks are placed and why; empty when no layerwise patcher is loaded."""
+    streaming = _streaming_of.get(unwrapped(diffusion_model))
+    return streaming.explained() if streaming is not None and streaming.current_engine is not None else ""
 
 
 def current_engine(diffusion_model: torch.nn.Module) -> Engine | None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import comfy.model_management
 
+from ..offload.auto import Placement
 from ..offload.block_weights import BlockWeights
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
 from .keys import DBCACHE_KEY
-from .model_streaming import Engine, ModelStreaming, Placement, stack_of, streaming_of
+from .model_streaming import Engine, ModelStreaming, stack_of, streaming_of
 from .offload_settings import OffloadSettings
 from .pinning import PinnedHostMemory, wants_pinning
 from .saving import PatchedStateDict
@@ -272,7 +273,7 @@ class LayerwiseOffloadMixin:
         streamer = BlockStreamer(weights, total, offload_device(device), prefetch, keep_alive=pins)
         notes = self._notes(on_the_fly, pins)
         self._streaming.claim(self._layerwise_token, self.patches_uuid, Engine(streamer, pins, on_the_fly, notes))
-        log.info("%s: %d of %d blocks are streamed.", type(self.model).__name__, len(weights), total)
+        log.info("%s: %s.", type(self.model).__name__, self._streaming.placement.reason)
         for note in notes:
             log.info("%s", note)
 

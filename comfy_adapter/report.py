@@ -35,6 +35,7 @@ class RunReport:
     engine_reason: str
     steps: int
     blocks: int
+    placement: str = ""
     calls: list[CallRecord] = field(default_factory=list)
     peak_slot_bytes: int = 0
     notes: list[str] = field(default_factory=list)
@@ -85,6 +86,7 @@ class RunReport:
                 "comfyui": self.comfyui,
                 "engine": self.engine,
                 "engine_reason": self.engine_reason,
+                "placement": self.placement,
                 "steps": self.steps,
                 "calls": [asdict(call) for call in self.calls],
                 "totals": self.totals(),
@@ -99,6 +101,7 @@ class RunReport:
         fewer = every / totals["blocks_run"] if totals["blocks_run"] else 1.0
         lines = [
             f"{self.model}, ComfyUI {self.comfyui}, engine {self.engine} ({self.engine_reason})",
+            *([self.placement] if self.placement else []),
             f"{self.steps} steps, {totals['calls']} model calls, {totals['hits']} of them cached",
             f"{totals['blocks_run']} of {every} blocks run ({fewer:.2f}x fewer)",
             f"{mib(totals['bytes_streamed'])} streamed, {mib(totals['bytes_wasted'])} of it for nothing,"

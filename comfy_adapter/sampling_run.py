@@ -129,6 +129,10 @@ class SamplingRun:
         if self._settings.verbose:
             log.info("%s", text)
 
+    def placed(self, placement: str) -> None:
+        """Keep how the blocks are placed and why; the last word counts, it knows the measured figures."""
+        self._report.placement = placement
+
     def close(self) -> None:
         """Drop the run's tensors and hand its report over."""
         if self.session is not None:

@@ -51,10 +51,11 @@ class DiTLayerwiseOffload(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "prefetch_blocks",
-                    default=1,
-                    min=0,
+                    default=-1,
+                    min=-1,
                     max=16,
-                    tooltip="Blocks copied ahead of the running one. Each costs one block of GPU memory.",
+                    tooltip="Blocks copied ahead of the running one. Each costs one block of GPU memory. -1: chosen"
+                    " from block size, bus speed and compute time; the run report says what and why.",
                 ),
                 io.Combo.Input(
                     "pin_memory",

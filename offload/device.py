@@ -1,7 +1,8 @@
 """The narrow interface between the streaming engine and a compute device.
 
 Four verbs are all the engine needs: get a buffer, start a copy, wait for one, mark a point of the compute
-stream. An event is opaque to the engine. The tests add a virtual device that delivers copies late.
+stream. Stamps are marks that can be timed, where copies run beside compute. An event is opaque to the engine. The
+tests add a virtual device that delivers copies late.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ CopyPair = tuple[torch.Tensor, torch.Tensor]
 
 
 class OffloadDevice(Protocol):
-    """What the engine asks of a device. Sizes are in bytes."""
+    """What the engine asks of a device. Sizes are in bytes.
+
+    ``overlaps`` says whether copies run beside compute; only then is there anything to time, and are there stamps.
+    """
+
+    overlaps: bool
 
     def empty(self, size: int) -> torch.Tensor:
         """Return an uninitialised uint8 tensor of ``size`` bytes on the device.
@@ -41,9 +47,20 @@ class OffloadDevice(Protocol):
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of ``tensor`` on the device, for tensor types that cannot be copied piece by piece."""
 
+    def stamp(self) -> Event:
+        """Return an event of the compute stream that :meth:`elapsed_ms` can time."""
+
+    def copy_stamp(self) -> Event:
+        """Return an event of the copies started so far that :meth:`elapsed_ms` can time."""
+
+    def elapsed_ms(self, start: Event, end: Event) -> float | None:
+        """Return the milliseconds between two stamps of one kind, ``None`` while ``end`` has not passed."""
+
 
 class SynchronousDevice:
     """A device without streams (CPU, MPS, DirectML): a copy is finished when :meth:`start_copy` returns."""
+
+    overlaps = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -77,6 +94,8 @@ class AcceleratorDevice:
     the engine orders every reuse by events and finishes copies before it lets a buffer go.
     """
 
+    overlaps = True
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._copy_stream = torch.Stream(device=device)
@@ -104,6 +123,18 @@ class AcceleratorDevice:
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device)
+
+    def stamp(self) -> Event:
+        return torch.accelerator.current_stream(self.device).record_event(self._timed_event())
+
+    def copy_stamp(self) -> Event:
+        return self._copy_stream.record_event(self._timed_event())
+
+    def elapsed_ms(self, start: Event, end: Event) -> float | None:
+        return start.elapsed_time(end) if end.query() else None
+
+    def _timed_event(self) -> Event:
+        return torch.Event(device=self.device, enable_timing=True)
 
     @contextmanager
     def _on_copy_stream(self):

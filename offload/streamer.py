@@ -17,6 +17,7 @@ from .block_weights import BlockWeights
 from .device import OffloadDevice
 from .schedule import Plan, learned_order, upcoming_streamed
 from .slots import Slot, SlotPool
+from .timing import BlockTiming, CallTimer
 
 
 @dataclass
@@ -61,6 +62,9 @@ class BlockStreamer:
         self._ran: list[int] = []
         self._active = 0
         self._when_retired: Callable[[], None] | None = None
+        self._timer: CallTimer | None = CallTimer(device) if device.overlaps else None
+        self._timed_call = False
+        self.timing: BlockTiming | None = None
         self.last_forwarded: int | None = None
         self.counts = StreamCounts()
 
@@ -136,6 +140,7 @@ class BlockStreamer:
         self._hold_over = always is not None and not any(index in self._weights for index in always)
         self._ran = []
         self.last_forwarded = None
+        self._read_timer()
         try:
             self.announce(plan)
         except BaseException:
@@ -154,6 +159,10 @@ class BlockStreamer:
         if self._loads_held_over and self.last_forwarded == self._order[-1]:
             # Now rather than in the next call: a cached call is to move nothing.
             self._prefetch(self._coming(self.last_forwarded))
+        if self._timer is not None and not self._timed_call:
+            self._timed_call = len(self._ran) == self._total
+            if not self._timed_call:
+                self._timer.forget_blocks()
         kept = self._window(None)
         self._active -= 1
         self._plan = None
@@ -166,7 +175,7 @@ class BlockStreamer:
         self._keep_only((index, *self._to_keep(index, running=True)))
         if index not in self._weights:
             self._prefetch(coming)
-            result = forward(*args, **kwargs)
+            result = self._timed(forward, args, kwargs)
         else:
             result = self._run_streamed(index, coming, forward, args, kwargs)
         self.last_forwarded = index
@@ -208,12 +217,28 @@ class BlockStreamer:
         ran = False
         try:
             with weights.installed(slot.entries(weights, self._device)):
-                result = forward(*args, **kwargs)
+                result = self._timed(forward, args, kwargs)
             ran = True
             return result
         finally:
             slot.done = self._device.mark()
             self._release(index, wasted=not ran)
+
+    def _timed(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a block's forward, with events around it in the call that is measured."""
+        if self._timer is None or self._timed_call:
+            return forward(*args, **kwargs)
+        started = self._timer.block_starts()
+        result = forward(*args, **kwargs)
+        self._timer.block_ended(started)
+        return result
+
+    def _read_timer(self) -> None:
+        """Take the measured call's figures once they are there; nothing waits for them."""
+        if self._timer is not None and self._timed_call:
+            self.timing = self._timer.result()
+            if self.timing is not None:
+                self._timer = None
 
     def _prefetch(self, coming: tuple[int, ...]) -> None:
         for index in coming:
@@ -223,7 +248,12 @@ class BlockStreamer:
     def _load(self, index: int) -> Slot:
         slot = next(slot for slot in self._pool.slots if slot.block is None)
         weights = self._weights[index]
-        slot.fill(index, weights, self._device)
+        if self._timer is None or self._timed_call:
+            slot.fill(index, weights, self._device)
+        else:
+            started = self._timer.copy_starts()
+            slot.fill(index, weights, self._device)
+            self._timer.copy_started(started, weights.bytes_to_copy)
         self._held[index] = slot
         self.counts.streamed += weights.bytes_to_copy
         return slot

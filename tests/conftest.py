@@ -29,4 +29,5 @@ def _bare_package(name: str, path: Path) -> None:
 for _name in ("pack", "pack_on_mock"):
     _bare_package(_name, REPOSITORY)
 _bare_package("doubles", Path(__file__).resolve().parent / "doubles")
+_bare_package("bench", REPOSITORY / "bench")
 sys.path.insert(0, str(Path(__file__).resolve().parent / "unit"))  # for the rigs that several test files share

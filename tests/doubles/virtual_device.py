@@ -35,6 +35,8 @@ class VirtualDevice:
         capacity: bytes that :meth:`empty` may hand out; ``None`` for no limit.
     """
 
+    overlaps = True
+
     def __init__(self, bandwidth: float = 1e3, capacity: int | None = None) -> None:
         self._bandwidth = bandwidth
         self._capacity = capacity
@@ -88,6 +90,15 @@ class VirtualDevice:
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
+
+    def stamp(self) -> VirtualEvent:
+        return VirtualEvent(next(self._numbers), max(self.compute_time, self.host_time))
+
+    def copy_stamp(self) -> VirtualEvent:
+        return VirtualEvent(next(self._numbers), self.bus_time)
+
+    def elapsed_ms(self, start: VirtualEvent, end: VirtualEvent) -> float | None:
+        return end.time - start.time if end.time <= self.host_time else None
 
     def compute(self, duration: float) -> None:
         """What a block does: take ``duration`` of the compute stream."""

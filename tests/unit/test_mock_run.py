@@ -337,7 +337,7 @@ def test_too_large_fn_and_bn_are_named():
         ("vram_budget_gb", {"vram_budget_gb": float("nan")}),
         ("residency_policy", {"residency_policy": "random"}),
         ("prefetch_blocks", {"prefetch_blocks": 17}),
-        ("prefetch_blocks", {"prefetch_blocks": -1}),
+        ("prefetch_blocks", {"prefetch_blocks": -2}),
         ("pin_memory", {"pin_memory": "maybe"}),
         ("lora", {"lora": "never"}),
     ],

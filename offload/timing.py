@@ -1,0 +1,67 @@
+"""Measures what a block computes and what the bus moves, once, in the first full model call an engine streams.
+
+Events are put on the streams while the call runs and read only when all of them have passed, so that nothing waits
+for the measurement. Devices without streams are not measured: their copies overlap with nothing, so no figure could
+change what is best there.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from .device import Event, OffloadDevice
+
+MOST_COPIES = 16
+
+
+@dataclass(frozen=True)
+class BlockTiming:
+    """What was measured.
+
+    Attributes:
+        compute_ms: median milliseconds one block computes.
+        bytes_per_ms: rate of the bus, that of the fastest copy: others may have waited for a slot.
+    """
+
+    compute_ms: float
+    bytes_per_ms: float
+
+
+class CallTimer:
+    """Collects the events of one call, then turns them into a :class:`BlockTiming`."""
+
+    def __init__(self, device: OffloadDevice) -> None:
+        self._device = device
+        self._blocks: list[tuple[Event, Event]] = []
+        self._copies: list[tuple[Event, Event, int]] = []
+
+    def block_starts(self) -> Event:
+        """Mark that a block is about to compute."""
+        return self._device.stamp()
+
+    def block_ended(self, started: Event) -> None:
+        """Mark that it has been given its work."""
+        self._blocks.append((started, self._device.stamp()))
+
+    def copy_starts(self) -> Event:
+        """Mark that a copy is about to be started."""
+        return self._device.copy_stamp()
+
+    def copy_started(self, started: Event, size: int) -> None:
+        """Mark its end; ``size`` in bytes."""
+        if len(self._copies) < MOST_COPIES:
+            self._copies.append((started, self._device.copy_stamp(), size))
+
+    def forget_blocks(self) -> None:
+        """Drop the blocks of a call that did not run all of them; copies count in any call."""
+        self._blocks.clear()
+
+    def result(self) -> BlockTiming | None:
+        """Return what was measured, ``None`` while something has not passed yet or nothing was measured."""
+        blocks = [self._device.elapsed_ms(start, end) for start, end in self._blocks]
+        copies = [(self._device.elapsed_ms(start, end), size) for start, end, size in self._copies]
+        if not blocks or None in blocks or any(ms is None for ms, _ in copies):
+            return None
+        rates = [size / ms for ms, size in copies if ms > 0]
+        return BlockTiming(statistics.median(blocks), max(rates)) if rates else None
