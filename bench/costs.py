@@ -1,4 +1,4 @@
-"""What the pack itself costs: hooks and gate in microseconds a block, import in milliseconds. Run by ``nox -s bench``.
+"""What the pack itself costs: hooks and gate, packing and unpacking in microseconds a block, import in milliseconds.
 
 Blocks do nothing and tensors have one element, so that what is left is the pack's own time (and cache-dit's).
 Medians over many calls, on one core.
@@ -10,42 +10,55 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from pack.dbcache.branches import CallInfo
+from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
+from pack.dbcache.session import DBCacheSession
+from pack.dbcache.settings import DBCacheSettings
+from pack.offload.block_weights import BlockWeights
+from pack.offload.device import SynchronousDevice
+from pack.offload.hook_manager import HookManager
+from pack.offload.slots import Slot
+from pack.offload.streamer import BlockStreamer
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from .bare_packages import REPOSITORY
+from .tables import Part
+
 BLOCKS = 50
 REPEATS = 300
+LAYERS_A_BLOCK = 10
+IMPORTS = 3
 
 
 class Nothing(torch.nn.Module):
+    """A block that computes nothing."""
+
     def forward(self, x):
         return x
 
 
-def median_call(call: Callable[[int], None]) -> float:
+class ManyTensors(torch.nn.Module):
+    """A block with as many tensors as a real one, of one element each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(LAYERS_A_BLOCK)).requires_grad_(False)
+
+
+def median_call(call: Callable[[int], None], repeats: int = REPEATS) -> float:
     """Return the median duration of a call in microseconds; ``call`` is told its number."""
     durations = []
-    for number in range(REPEATS + 20):
+    for number in range(repeats + 20):
         started = time.perf_counter()
         call(number)
         durations.append(time.perf_counter() - started)
     return statistics.median(durations[20:]) * 1e6
 
 
-def costs() -> dict[str, float]:
-    """Return microseconds a block for each part, beyond running the bare blocks."""
-    from pack.dbcache.branches import CallInfo
-    from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
-    from pack.dbcache.session import DBCacheSession
-    from pack.dbcache.settings import DBCacheSettings
-    from pack.offload.device import SynchronousDevice
-    from pack.offload.hook_manager import HookManager
-    from pack.offload.streamer import BlockStreamer
-
+def hook_costs(repeats: int = REPEATS) -> dict[str, float]:
+    """Return microseconds a block call for hooks and gate, beyond running the bare blocks."""
     blocks = [Nothing() for _ in range(BLOCKS)]
     layout = StackLayout((PlacedSegment(Segment((Stream("x", "x", position=0),)), 0, BLOCKS),))
     streamer = BlockStreamer({}, BLOCKS, SynchronousDevice(torch.device("cpu")), 1)
@@ -66,7 +79,7 @@ def costs() -> dict[str, float]:
 
     def gated(**values: object) -> Callable[[int], None]:
         settings = DBCacheSettings(preset="custom", fn=1, bn=0, max_continuous=-1, **values)
-        session = DBCacheSession(settings, REPEATS + 20, layout)
+        session = DBCacheSession(settings, repeats + 20, layout)
 
         def call(number: int) -> None:
             gate = session.begin_call(CallInfo(step=number, sigma=0.5))
@@ -76,17 +89,48 @@ def costs() -> dict[str, float]:
 
         return call
 
-    base = median_call(bare)
-    parts = {
+    base = median_call(bare, repeats)
+    measured = {
         "hooks, every block resident": hooked,
         "gate, computed call": gated(warmup_steps=1, threshold=1e-9),
         "gate, cached call": gated(warmup_steps=1, threshold=1.0),
     }
-    return {name: (median_call(call) - base) / BLOCKS for name, call in parts.items()}
+    return {name: (median_call(call, repeats) - base) / BLOCKS for name, call in measured.items()}
 
 
-def import_time() -> float:
-    """Return the median time in milliseconds that ComfyUI spends on importing the pack's entry point and nodes."""
+def packing_costs(repeats: int = REPEATS) -> dict[str, float]:
+    """Return microseconds for laying out, copying into a slot, and putting into place one block's tensors."""
+    device = SynchronousDevice(torch.device("cpu"))
+    block = ManyTensors()
+    weights = BlockWeights(block)
+    slot = Slot(device.empty(weights.size), device.mark())
+
+    def unpack(number: int) -> None:
+        with weights.installed(slot.entries(weights, device)):
+            pass
+
+    tensors = f"{2 * LAYERS_A_BLOCK} tensors"
+    return {
+        f"laying out a block, {tensors}": median_call(lambda number: BlockWeights(block), repeats),
+        f"packing it into a slot, {tensors}": median_call(lambda number: slot.fill(0, weights, device), repeats),
+        f"unpacking it, {tensors}": median_call(unpack, repeats),
+    }
+
+
+def costs() -> Part:
+    """Measure hooks, gate and packing."""
+    torch.set_num_threads(1)
+    values = {**hook_costs(), **packing_costs()}
+    return Part(
+        "costs",
+        f"The pack's own time, median of {REPEATS}, one core",
+        {"what": "{}", "us a block": "{:.1f}"},
+        [{"what": what, "us a block": value} for what, value in values.items()],
+    )
+
+
+def import_time() -> Part:
+    """Measure what ComfyUI spends on importing the pack's entry point and nodes."""
     script = (
         "import importlib.util, sys, time; sys.path.insert(0, sys.argv[1] + '/bench');"
         "from headless import start_comfyui; start_comfyui('--cpu'); import nodes, comfy_api.latest;"
@@ -96,19 +140,11 @@ def import_time() -> float:
         "print((time.perf_counter() - started) * 1e3)"
     )
     command = [sys.executable, "-c", script, str(REPOSITORY)]
-    results = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
-    return statistics.median(float(result.stdout.split()[-1]) for result in results)
-
-
-def main() -> None:
-    package = types.ModuleType("pack")
-    package.__path__ = [str(REPOSITORY)]
-    sys.modules["pack"] = package
-    torch.set_num_threads(1)
-    for name, microseconds in costs().items():
-        print(f"{name:30s} {microseconds:7.1f} us a block")
-    print(f"{'importing the pack':30s} {import_time():7.1f} ms")
-
-
-if __name__ == "__main__":
-    main()
+    results = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(IMPORTS)]
+    milliseconds = statistics.median(float(result.stdout.split()[-1]) for result in results)
+    return Part(
+        "import",
+        f"ComfyUI importing the pack, median of {IMPORTS} processes",
+        {"what": "{}", "ms": "{:.1f}"},
+        [{"what": "entry point and nodes", "ms": milliseconds}],
+    )

@@ -130,7 +130,7 @@ CASES = [
 def test_never_behind_and_ahead_where_there_are_hits_and_the_bus_is_the_limit(
     copy, policy, resident, prefetch, bn, hits
 ):
-    """Ahead of every policy that does not have the bus busy already, up to the last block and the cached calls after it."""
+    """Ahead of every policy that does not keep the bus busy already, up to the last block and cached calls after it."""
     case = scenario(copy, policy=policy, resident=resident, prefetch=prefetch, back=bn)
     ours = run(case, hits=hits, bn=bn)
     for name, make in POLICIES.items():
