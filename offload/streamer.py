@@ -172,7 +172,7 @@ class BlockStreamer:
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run block ``index`` with its weights on the device; exceptions pass through unchanged."""
         coming = self._coming(index, running=True)
-        self._keep_only((index, *self._to_keep(index, running=True)))
+        self._keep_only((index, *(self._to_keep(index, running=True) if self._hold_over else coming)))
         if index not in self._weights:
             self._prefetch(coming)
             result = self._timed(forward, args, kwargs)
