@@ -148,7 +148,9 @@ class SamplingRun:
         start, end = self._open
         if sigma > start:
             return "before start_percent"
-        return "after end_percent" if sigma <= end else ""
+        if sigma <= end:
+            return "after end_percent"
+        return "last step" if self._settings.compute_last_step and self.counter.at_last else ""
 
 
 def _window(options: Mapping[str, Any]) -> Hashable:

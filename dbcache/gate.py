@@ -118,7 +118,7 @@ class CallGate:
             self._ungated = self._branch.unsupported
             self._announce(self._route.all_blocks)
             return
-        self._branch.context.begin(self._call.step)
+        self._branch.context.begin(self._call.step, self._call.sigma)
         self._known_miss = self._reason_to_compute()
         if self._has_room(self._copy, hidden) and self._known_miss:
             self._announce(self._route.all_blocks)
@@ -142,7 +142,8 @@ class CallGate:
         if self._known_miss:
             self._hit, self._reason = False, self._known_miss
         else:
-            self._hit, self._diffs, self._reason = context.judge(residuals)
+            with self._session.keeping():
+                self._hit, self._diffs, self._reason = context.judge(residuals)
             self._announce(self._route.blocks_after_hit if self._hit else self._route.blocks_after_miss)
         if self._hit:
             context.add_cached_step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-CALIBRATORS = ("none", "taylorseer", "foca", "dmd")
+CALIBRATORS = ("none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor")
 SCM_MASKS = ("none", "slow", "medium", "fast", "ultra")
 SCM_POLICIES = ("dynamic", "static")
 CACHE_DEVICES = ("auto", "device", "cpu")
@@ -55,6 +55,7 @@ class DBCacheSettings:
     end_percent: float = 1.0
     cache_device: str = "auto"
     verbose: bool = False
+    compute_last_step: bool = True
 
     def __post_init__(self) -> None:
         _one_of("preset", self.preset, PRESET_NAMES)
