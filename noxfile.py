@@ -26,7 +26,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Sample a tiny DiT four ways in real ComfyUI and print what each way took."""
+    """Draw digits with the embedded toy model six ways in real ComfyUI; print and show what each way took."""
     _run(session, "bench/demo.py", *session.posargs)
 
 
@@ -34,6 +34,12 @@ def demo(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Print what the pack's own code costs."""
     _run(session, "bench/costs.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def train_toy(session: nox.Session) -> None:
+    """Train the embedded toy model anew, about a quarter of an hour on two cores."""
+    _run(session, "toy/train.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -110,7 +110,9 @@ class _ModelCall:
                 output = self._attempt(None)
         after = self._stream_counts()
         slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
-        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots, self._notes)
+        copied = tuple(self._streamer.weights) if self._streamer is not None else ()
+        bytes_of_call = (after[0] - before[0], after[1] - before[1])
+        self._run.record(info, outcome, self._ran, *bytes_of_call, slots, copied, self._notes)
         return output
 
     def _attempt(self, gate: CallGate | None) -> Any:

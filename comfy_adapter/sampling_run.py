@@ -53,6 +53,7 @@ class SamplingRun:
         if settings is not None:
             to_sigma = patcher.model.model_sampling.percent_to_sigma
             self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
+            self._report.threshold = settings.with_preset().threshold
             self.session = DBCacheSession(settings, self.counter.steps, stack.layout, keeping_context())
             for note in self.session.notes:
                 log.info("%s", note)
@@ -103,6 +104,7 @@ class SamplingRun:
         streamed: int,
         wasted: int,
         slots: int,
+        streamed_blocks: Sequence[int],
         streaming_notes: Sequence[str],
     ) -> None:
         """Keep what became of a call; sizes in bytes."""
@@ -121,6 +123,7 @@ class SamplingRun:
         )
         self._report.calls.append(record)
         self._report.notes += [note for note in streaming_notes if note not in self._report.notes]
+        self._report.streamed_blocks = sorted({*self._report.streamed_blocks, *streamed_blocks})
         self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
         if self._settings is None:
             return

@@ -47,11 +47,18 @@ def load(path: Path = PATH) -> tuple[dict[str, torch.Tensor], ToyInfo]:
     Raises:
         FileNotFoundError: the file is not there, which means that the pack was not installed whole.
     """
+    from safetensors.torch import load_file
+
+    info = load_info(path)
+    return load_file(path), info
+
+
+def load_info(path: Path = PATH) -> ToyInfo:
+    """Return what the file says about itself, without its weights. Raises as :func:`load` does."""
     from safetensors import safe_open
 
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} is missing from the pack's folder 'toy'. Install the pack again.")
     with safe_open(path, framework="pt") as file:
         described = json.loads(file.metadata()[METADATA_KEY])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return weights, ToyInfo(tuple(described["scales"]), described["size"], described["training"])
+    return ToyInfo(tuple(described["scales"]), described["size"], described["training"])

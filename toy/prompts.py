@@ -30,3 +30,10 @@ def parse_labels(text: str) -> list[int]:
             )
         labels.append(int(word))
     return labels or [EMPTY]
+
+
+def conditioning(text: str, batch: int) -> tuple[list, list]:
+    """Return ComfyUI's (positive, negative) CONDITIONING for a batch of pictures that take the labels in turn."""
+    labels = parse_labels(text)
+    classes = torch.tensor([labels[index % len(labels)] for index in range(batch)])
+    return [[class_tokens(classes), {}]], [[class_tokens(torch.full((batch,), EMPTY)), {}]]
