@@ -37,6 +37,12 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def quality(session: nox.Session) -> None:
+    """Measure picture quality against skipped work on the toy model, about an hour; writes bench/results."""
+    _run(session, "bench/quality.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def train_toy(session: nox.Session) -> None:
     """Train the embedded toy model anew, about a quarter of an hour on two cores."""
     _run(session, "toy/train.py", *session.posargs)

@@ -8,15 +8,16 @@ from typing import Any
 
 from headless import LoadedPack
 
-THRESHOLDS = (0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4)
+THRESHOLDS = (0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65)
+FEWER_THRESHOLDS = (0.08, 0.12, 0.2, 0.3, 0.4, 0.5)
 CALIBRATORS = {
-    "DBCache none": ("none", 1),
-    "DBCache taylorseer 1": ("taylorseer", 1),
-    "DBCache taylorseer 2": ("taylorseer", 2),
-    "DBCache foca": ("foca", 1),
-    "DBCache dmd": ("dmd", 1),
-    "DBCache secant": ("secant", 1),
-    "DBCache sigma_taylor": ("sigma_taylor", 1),
+    "DBCache none": ("none", 1, THRESHOLDS),
+    "DBCache taylorseer 1": ("taylorseer", 1, THRESHOLDS),
+    "DBCache taylorseer 2": ("taylorseer", 2, FEWER_THRESHOLDS),
+    "DBCache foca": ("foca", 1, FEWER_THRESHOLDS),
+    "DBCache dmd": ("dmd", 1, FEWER_THRESHOLDS),
+    "DBCache secant": ("secant", 1, THRESHOLDS),
+    "DBCache sigma_taylor": ("sigma_taylor", 1, THRESHOLDS),
 }
 WHOLE_STEP_THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 STARTS = (0.0, 0.15)
@@ -43,14 +44,15 @@ class Method:
 
 def all_methods() -> Iterator[Method]:
     """Yield every setting that is tried."""
-    plain = {"preset": "custom", "Fn": 1, "Bn": 0, "warmup_steps": 2, "max_continuous_cached_steps": -1}
-    for group, (calibrator, order) in CALIBRATORS.items():
-        for threshold in THRESHOLDS:
+    plain = {"preset": "custom", "Fn": 1, "Bn": 0, "warmup_steps": 1, "max_continuous_cached_steps": -1}
+    for group, (calibrator, order, thresholds) in CALIBRATORS.items():
+        for threshold in thresholds:
             inputs = {**plain, "residual_diff_threshold": threshold, "calibrator": calibrator}
             yield _method(group, f"threshold {threshold}", calibrator_order=order, **inputs)
     for mask in MASKS:
-        inputs = {**plain, "residual_diff_threshold": 0.3, "scm": mask, "scm_policy": "static"}
-        yield _method("DBCache SCM, taylorseer 1", mask, calibrator="taylorseer", **inputs)
+        for policy in ("static", "dynamic"):
+            inputs = {**plain, "residual_diff_threshold": 0.3, "scm": mask, "scm_policy": policy}
+            yield _method("DBCache SCM, taylorseer 1", f"{mask}, {policy}", calibrator="taylorseer", **inputs)
     for preset in PRESETS:
         yield _method("DBCache presets", preset, preset=preset)
     for group in (EASY, LAZY):
