@@ -2,7 +2,8 @@
 
 Every setting is sampled through ComfyUI's KSampler path on 32 seeds, eight in a batch, which each way decides about as
 one; for each way and share of skipped block work the best setting is chosen there, and only these are sampled on 32
-other seeds, whose figures are the result. Work is counted where it is done: block attentions that ran, against those of the plain run.
+other seeds, whose figures are the result. Work is counted where it is done: block attentions that ran, against those
+of the plain run.
 """
 
 from __future__ import annotations
