@@ -17,6 +17,7 @@ SKIPPED, RESIDENT, STREAMED = "#d9d9d9", "#0072b2", "#e69f00"
 CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 LINES = ("-", "--", ":", "-.")
 WASTED = "#d55e00"
+ABOVE = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "fontsize": 8, "frameon": False, "borderaxespad": 0.2}
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,16 @@ def draw_run(run: ChartRun) -> torch.Tensor:
     """
     figure, canvas = _new_figure()
     above, middle, below = figure.subplots(
-        3, 1, sharex=True, gridspec_kw={"height_ratios": (2, 4, 1.5), "hspace": 0.12}
+        3, 1, sharex=True, gridspec_kw={"height_ratios": (2, 4, 1.5), "hspace": 0.22}
     )
-    figure.subplots_adjust(left=0.08, right=0.98, top=0.93, bottom=0.07)
+    figure.subplots_adjust(left=0.08, right=0.98, top=0.91, bottom=0.07)
     figure.suptitle(run.title, fontsize=11)
     _draw_differences(above, run)
     _draw_blocks(middle, run)
     _draw_bytes(below, run)
     below.set_xlabel("sampler step")
     below.set_xlim(0, max(run.steps, 1))
+    below.xaxis.get_major_locator().set_params(integer=True)
     return _to_image(canvas)
 
 
@@ -143,7 +145,7 @@ def _draw_differences(axes: Any, run: ChartRun) -> None:
     if run.threshold is not None:
         axes.axhline(run.threshold, color="black", linewidth=1, linestyle=(0, (5, 3)), label="threshold")
     if drawn or run.threshold is not None:
-        axes.legend(fontsize=8, loc="upper right", ncols=3)
+        axes.legend(ncols=4, **ABOVE)
     else:
         axes.text(0.5, 0.5, "nothing was compared", ha="center", va="center", transform=axes.transAxes)
     axes.set_ylim(bottom=0)
@@ -162,10 +164,9 @@ def _draw_blocks(axes: Any, run: ChartRun) -> None:
         axes.pcolormesh([start, end], rows, column, cmap=colors, norm=norm, edgecolors="white", linewidth=0.3)
     axes.set_ylim(run.blocks - 0.5, -0.5)
     axes.set_ylabel("block")
-    names = ((RESIDENT, "ran, on the device"), (STREAMED, "ran, streamed"), (SKIPPED, "skipped"))
-    axes.legend(
-        handles=[Patch(color=color, label=name) for color, name in names], fontsize=8, loc="lower right", ncols=3
-    )
+    in_place = "ran, resident" if run.streamed else "ran"
+    names = ((RESIDENT, in_place), (STREAMED, "ran, streamed"), (SKIPPED, "skipped"))
+    axes.legend(handles=[Patch(color=color, label=name) for color, name in names], ncols=3, **ABOVE)
 
 
 def _draw_bytes(axes: Any, run: ChartRun) -> None:
@@ -174,5 +175,5 @@ def _draw_bytes(axes: Any, run: ChartRun) -> None:
     axes.bar(places, useful, width=0.8, color=STREAMED, label="used")
     if any(wasted):
         axes.bar(places, wasted, width=0.8, bottom=useful, color=WASTED, hatch="//", label="for nothing")
-        axes.legend(fontsize=8, loc="upper right", ncols=2)
+        axes.legend(ncols=2, **ABOVE)
     axes.set_ylabel("MiB copied")
