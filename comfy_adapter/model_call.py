@@ -26,6 +26,7 @@ def add_wrappers(patcher: Any) -> None:
     kinds = comfy.patcher_extension.WrappersMP
     for kind, wrapper in (
         (kinds.OUTER_SAMPLE, wrap_sampling_run),
+        (kinds.PREDICT_NOISE, wrap_prediction),
         (kinds.APPLY_MODEL, wrap_apply_model),
         (kinds.DIFFUSION_MODEL, wrap_diffusion_model),
     ):
@@ -36,8 +37,9 @@ def add_wrappers(patcher: Any) -> None:
 def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """OUTER_SAMPLE: one :class:`SamplingRun` for the length of the run, found by the calls in their options."""
     guider = executor.class_obj
-    sigmas = _bound(executor.original, args, kwargs)["sigmas"]
-    run = SamplingRun(guider.model_patcher, [float(sigma) for sigma in sigmas])
+    arguments = _bound(executor.original, args, kwargs)
+    sampler = arguments.get("sampler")
+    run = SamplingRun(guider.model_patcher, arguments["sigmas"].tolist(), sampler)
     run.warn_of_neighbours(guider.model_options)
     options = guider.model_options.setdefault("transformer_options", {})
     options[RUN_KEY] = run
@@ -46,6 +48,15 @@ def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     finally:
         options.pop(RUN_KEY, None)
         run.close()
+
+
+def wrap_prediction(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """PREDICT_NOISE: surrounds all model calls of one evaluation of the sampler."""
+    options = _bound(executor.original, args, kwargs).get("model_options") or {}
+    run: SamplingRun | None = options.get("transformer_options", {}).get(RUN_KEY)
+    if run is not None:
+        run.begin_evaluation()
+    return executor(*args, **kwargs)
 
 
 @torch.compiler.disable

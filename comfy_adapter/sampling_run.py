@@ -16,6 +16,7 @@ from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .neighbours import whole_step_cache
 from .progress import show_on_node
 from .report import CallRecord, ReportBox, RunReport
+from .sigma_reading import SigmaReader, evaluates_once_a_step
 from .versions import comfyui_version, keeping_context
 
 log = logging.getLogger("dit_layerwise_offload.run")
@@ -30,12 +31,14 @@ class SamplingRun:
     Args:
         patcher: the model patcher that is sampled.
         sigmas: the schedule, steps + 1 noise levels.
+        sampler: ComfyUI's sampler object.
     """
 
-    def __init__(self, patcher: Any, sigmas: list[float]) -> None:
+    def __init__(self, patcher: Any, sigmas: list[float], sampler: Any = None) -> None:
         self._root = unwrapped(patcher.model.diffusion_model)
         stack = find_stack(self._root)
         self.counter = StepCounter(sigmas)
+        self._levels = SigmaReader(sigmas, evaluates_once_a_step(sampler))
         self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
         engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
         self._report = RunReport(
@@ -72,10 +75,14 @@ class SamplingRun:
         """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
         return unwrapped(diffusion_model) is self._root
 
+    def begin_evaluation(self) -> None:
+        """The sampler asks for a prediction, which may take several model calls."""
+        self._levels.begin_evaluation()
+
     def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
-        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from
-        the device: the sigma."""
-        sigma = float(options["sigmas"].flatten()[0]) if options.get("sigmas") is not None else 0.0
+        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
+        device, the sigma, with samplers that evaluate more than once a step."""
+        sigma = self._levels.sigma(options.get("sigmas"))
         return CallInfo(
             step=self.counter.at(sigma),
             sigma=sigma,
