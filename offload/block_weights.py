@@ -140,6 +140,15 @@ class BlockWeights:
         """Return the plain host tensors that a load of this block copies from."""
         return [host for _, host in self.copy_pairs(torch.empty(self.size, dtype=torch.uint8, device="meta"))]
 
+    def is_same_memory(self, other: BlockWeights) -> bool:
+        """Whether ``other`` copies from the very same places of main memory, whatever they hold now."""
+        return self._memory() == other._memory()
+
+    def _memory(self) -> list[tuple]:
+        packed = [(tensor.data_ptr(), tensor.dtype, tensor.shape) for tensor in self.host_tensors()]
+        unpacked = zip(self._sources, self._layouts, strict=True)
+        return packed + [(id(source),) for source, layout in unpacked if layout is None]
+
     @property
     def packs_fully(self) -> bool:
         """Whether every tensor lives in the buffer, so that the entries made for one buffer can be kept and reused."""

@@ -181,3 +181,16 @@ def test_works_in_inference_mode():
         expected = block(x)
         with weights.installed(weights.device_entries(buffer, lambda tensor: tensor)):
             assert torch.equal(block(x), expected)
+
+
+def test_same_memory_is_told_from_equal_values():
+    block = torch.nn.Linear(4, 4).requires_grad_(False)
+    weights = BlockWeights(block)
+    with torch.no_grad():
+        block.weight.mul_(2)
+    assert weights.is_same_memory(BlockWeights(block))
+    assert not weights.is_same_memory(BlockWeights(block, {id(block.weight): block.weight.clone()}))
+    block.weight.data = block.weight.data.clone()
+    assert weights.is_same_memory(BlockWeights(block))  # looked up when copied: both see the new memory
+    other = torch.nn.Linear(4, 4).requires_grad_(False)
+    assert not weights.is_same_memory(BlockWeights(other))
