@@ -134,8 +134,34 @@ def job(arguments: tuple[Method, int, str, Sequence[int]]) -> Result:
     return worker().measure(*arguments)
 
 
-def measure_all(pool: ProcessPoolExecutor, jobs: list, name: str) -> list[Result]:
-    return list(tqdm(pool.map(job, jobs), total=len(jobs), desc=name, mininterval=10))
+class Measurements:
+    """Everything measured so far, kept in a file, so that a run that was stopped goes on where it was."""
+
+    def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
+        self._file = file
+        self.data: dict[str, Any] = {**conditions, "tuning": [], "held_out": []}
+        if file.is_file():
+            before = json.loads(file.read_text(encoding="utf-8"))
+            if {name: before.get(name) for name in conditions} == conditions:
+                self.data = before
+
+    def of(self, kind: str, run: tuple[int, str]) -> list[Result]:
+        """Return what is known of one run, ``kind`` being ``tuning`` or ``held_out``."""
+        return [Result(**one) for one in self.data[kind] if (one["steps"], one["sampler"]) == run]
+
+    def measure(
+        self, pool: ProcessPoolExecutor, kind: str, run: tuple[int, str], methods: Sequence[Method]
+    ) -> list[Result]:
+        """Measure those of ``methods`` that are missing; return the results of all of them."""
+        known = {(one.group, one.setting) for one in self.of(kind, run)}
+        seeds = self.data[f"{kind}_seeds"]
+        jobs = [(one, *run, seeds) for one in methods if (one.group, one.setting) not in known]
+        name = f"{run[0]} steps {run[1]}, {kind}"
+        for result in tqdm(pool.map(job, jobs), total=len(jobs), desc=name, mininterval=10):
+            self.data[kind].append(asdict(result))
+            self._file.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        wanted = {(one.group, one.setting) for one in methods}
+        return [one for one in self.of(kind, run) if (one.group, one.setting) in wanted]
 
 
 def versions() -> dict[str, str]:
@@ -169,23 +195,20 @@ def main() -> None:
     parser.add_argument("--runs", nargs="*", default=[f"{steps}:{name}" for steps, name in RUNS])
     arguments = parser.parse_args()
     runs = [(int(one.split(":")[0]), one.split(":")[1]) for one in arguments.runs]
-    tuning, held_out = TUNING_SEEDS[: arguments.seeds], HELD_OUT_SEEDS[: arguments.seeds]
     methods = {(one.group, one.setting): one for one in all_methods()}
-    data: dict[str, Any] = {"versions": versions(), "tuning_seeds": tuning, "held_out_seeds": held_out}
-    data |= {"tuning": [], "held_out": []}
     arguments.output.mkdir(parents=True, exist_ok=True)
+    conditions = {
+        "versions": versions(),
+        "tuning_seeds": list(TUNING_SEEDS[: arguments.seeds]),
+        "held_out_seeds": list(HELD_OUT_SEEDS[: arguments.seeds]),
+    }
+    kept = Measurements(arguments.output / "quality.json", conditions)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         for run in runs:
-            name = f"{run[0]} steps {run[1]}"
-            jobs = [(one, *run, tuning) for one in methods.values()]
-            tuned = measure_all(pool, jobs, f"{name}, tuning seeds")
-            jobs = [(methods[one.group, one.setting], *run, held_out) for one in choose(tuned)]
-            results = measure_all(pool, jobs, f"{name}, held-out seeds")
-            data["tuning"] += [asdict(one) for one in tuned]
-            data["held_out"] += [asdict(one) for one in results]
-            (arguments.output / "quality.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-            text = write_table(data, arguments.output / "quality.md")
-            draw_chart(data, arguments.output / "quality.png")
+            tuned = kept.measure(pool, "tuning", run, list(methods.values()))
+            kept.measure(pool, "held_out", run, [methods[one.group, one.setting] for one in choose(tuned)])
+            text = write_table(kept.data, arguments.output / "quality.md")
+            draw_chart(kept.data, arguments.output / "quality.png")
     print(text)
 
 
