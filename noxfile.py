@@ -49,6 +49,12 @@ def train_toy(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def families(session: nox.Session) -> None:
+    """Write the documentation's page of model families from their table."""
+    _run(session, "bench/family_page.py")
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     _run(session, "-m", "ruff", "check", ".")

@@ -19,7 +19,7 @@ CALIBRATORS = {
     "DBCache secant": ("secant", 1, THRESHOLDS),
     "DBCache sigma_taylor": ("sigma_taylor", 1, THRESHOLDS),
 }
-WHOLE_STEP_THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.3, 1.6)
+WHOLE_STEP_THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.3, 1.6)
 STARTS = (0.0, 0.15)
 MASKS = ("slow", "medium", "fast", "ultra")
 PRESETS = ("quality", "balanced", "fast")

@@ -105,20 +105,10 @@ def draw_chart(data: dict[str, Any], file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Okabe and Ito's colours, with a marker each
-    colors = (
-        "#e69f00",
-        "#56b4e9",
-        "#009e73",
-        "#cc79a7",
-        "#0072b2",
-        "#d55e00",
-        "#999999",
-        "#000000",
-        "#f0e442",
-        "#8b4513",
-    )
-    markers = "os^vDPX*<>"
+    # Okabe and Ito's colours and three more, with a marker each
+    colors = ("#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#d55e00")
+    colors += ("#999999", "#000000", "#f0e442", "#8b4513", "#4b0082")
+    markers = "os^vDPX*<>h"
     groups = sorted({one["group"] for one in data["held_out"]})
     runs = sorted({(one["steps"], one["sampler"]) for one in data["held_out"]})
     columns = max(1, (len(runs) + 1) // 2)
@@ -132,10 +122,10 @@ def draw_chart(data: dict[str, Any], file: Path) -> None:
                 if (one["steps"], one["sampler"], one["group"]) == (steps, sampler, group)
             )
             points = sorted((one["skipped"] * 100, one["psnr"]) for one in mine)
-            style = "" if group in ALWAYS_KEPT else "-"
+            style = "none" if group in ALWAYS_KEPT else "-"
             panel.plot(
                 *zip(*points, strict=True),
-                style,
+                linestyle=style,
                 marker=markers[number % len(markers)],
                 color=colors[number % len(colors)],
                 label=group,

@@ -67,10 +67,18 @@ def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) ->
     """Return a clone of ``model`` that skips blocks as ``settings`` say; ``node_id`` is where to show progress.
 
     Raises:
-        ValueError: the model has no known block stack, or Fn + Bn leaves nothing to skip.
+        ValueError: the model has no known block stack, or one that cannot be skipped, or Fn and Bn do not fit it.
         RuntimeError: cache-dit is missing or not a tested version.
     """
-    settings.check_stack(len(find_stack(_diffusion_model(model)).blocks))
+    stack = find_stack(_diffusion_model(model))
+    if stack.family.no_cache:
+        raise ValueError(
+            f"model is a {stack.family.name}, which DBCache cannot skip blocks of: {stack.family.no_cache}. Remove"
+            " DBCache for this model; DiT Layerwise Offload works."
+        )
+    if stack.family.long_skips:
+        settings = settings.with_long_skips(stack.family.name)
+    settings.check_stack(len(stack.blocks))
     other = whole_step_cache(model.model_options)
     if other:
         raise ValueError(

@@ -12,6 +12,7 @@ import comfy.patcher_extension
 import torch
 
 from ..dbcache.gate import CallGate
+from ..dbcache.proving import StackProver
 from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
 from .families import family_of, find_stack
@@ -63,8 +64,7 @@ def wrap_prediction(executor: Any, *args: Any, **kwargs: Any) -> Any:
 def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """APPLY_MODEL: used for families whose forward has no wrapper of its own."""
     diffusion_model = executor.class_obj.diffusion_model
-    family = family_of(diffusion_model)
-    if family is None or family.wrapper != "apply_model":
+    if not _hooked_by(diffusion_model, "apply_model"):
         return executor(*args, **kwargs)
     return _call_with_hooks(executor, diffusion_model, args, kwargs)
 
@@ -72,7 +72,14 @@ def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
 @torch.compiler.disable
 def wrap_diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """DIFFUSION_MODEL: the usual place, right around the model's forward."""
+    if not _hooked_by(executor.class_obj, "diffusion_model"):
+        return executor(*args, **kwargs)
     return _call_with_hooks(executor, executor.class_obj, args, kwargs)
+
+
+def _hooked_by(diffusion_model: torch.nn.Module, wrapper: str) -> bool:
+    family = family_of(diffusion_model)
+    return (family.wrapper if family is not None else "apply_model") == wrapper
 
 
 def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -116,7 +123,7 @@ class _ModelCall:
         output = self._attempt(gate)
         outcome = None
         if gate is not None:
-            outcome = gate.finish()
+            outcome = self._run.finish_call(gate)
             if gate.must_recompute:
                 output = self._attempt(None)
         after = self._stream_counts()
@@ -126,7 +133,7 @@ class _ModelCall:
         self._run.record(info, outcome, self._ran, *bytes_of_call, slots, copied, self._notes)
         return output
 
-    def _attempt(self, gate: CallGate | None) -> Any:
+    def _attempt(self, gate: CallGate | StackProver | None) -> Any:
         interceptors = [one for one in (gate, self._streamer) if one is not None]
         if self._streamer is not None:
             self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head())
@@ -146,11 +153,11 @@ class _ModelCall:
         coming = {*blocks, *self._hooks.ran}
         leave_out(block for index, block in enumerate(self._stack.blocks) if index not in coming)
 
-    def _first_plan(self, gate: CallGate | None) -> Plan | None:
+    def _first_plan(self, gate: CallGate | StackProver | None) -> Plan | None:
         """Until the gate decides, only the blocks before its decision are certain to run."""
         if gate is None:
             return None
-        head = self._run.session.head
+        head = self._run.head(self._stack)
         return Plan(tuple(range(head)), complete=head == len(self._stack.blocks))
 
     def _next_head(self) -> int | None:

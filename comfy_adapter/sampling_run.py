@@ -8,6 +8,8 @@ from typing import Any
 
 from ..dbcache.branches import CallInfo, base_name
 from ..dbcache.gate import CallGate, CallOutcome
+from ..dbcache.layout import StackLayout
+from ..dbcache.proving import StackProver
 from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
@@ -52,14 +54,19 @@ class SamplingRun:
         settings: DBCacheSettings | None = patcher.attachments.get(DBCACHE_KEY)
         self._settings = settings
         self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
+        self._unproven = ""
         self.session: DBCacheSession | None = None
         if settings is not None:
             to_sigma = patcher.model.model_sampling.percent_to_sigma
             self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
             self._report.threshold = settings.with_preset().threshold
-            self.session = DBCacheSession(settings, self.counter.steps, stack.layout, keeping_context())
-            for note in self.session.notes:
-                log.info("%s", note)
+            if stack.layout is not None:
+                self._open_session(stack.layout)
+
+    def _open_session(self, layout: StackLayout) -> None:
+        self.session = DBCacheSession(self._settings, self.counter.steps, layout, keeping_context())
+        for note in self.session.notes:
+            log.info("%s", note)
 
     def __deepcopy__(self, memo: dict) -> SamplingRun:
         """A run travels in ComfyUI's options; whoever copies those deeply still means this run."""
@@ -93,15 +100,38 @@ class SamplingRun:
             closed=self._closed(sigma),
         )
 
-    def begin_call(self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None) -> CallGate | None:
-        """Return the cache gate for a call, ``None`` when DBCache is not on the model."""
-        return self.session.begin_call(call, announce) if self.session is not None else None
+    def begin_call(
+        self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None
+    ) -> CallGate | StackProver | None:
+        """Return what intercepts a call for the cache: its gate, or what proves a stack that no table describes;
+        ``None`` when DBCache is not on the model, or the stack was not proven."""
+        if self.session is not None:
+            return self.session.begin_call(call, announce)
+        if self._settings is None or self._unproven:
+            return None
+        return StackProver(self._report.blocks, call)
+
+    def finish_call(self, gate: CallGate | StackProver) -> CallOutcome:
+        """Close what :meth:`begin_call` gave, and open the session with a stack that is proven now."""
+        outcome = gate.finish()
+        if isinstance(gate, StackProver):
+            layout = gate.layout()
+            if layout is not None:
+                self._open_session(layout)
+            else:
+                self._unproven = f"not supported: {gate.why}"
+                note = f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly."
+                self._report.notes.append(note)
+                log.warning("%s", note)
+        return outcome
+
+    def head(self, stack: BlockStack) -> int:
+        """Return how many blocks at the start of every call are certain to run."""
+        return self.session.head if self.session is not None else len(stack.blocks)
 
     def next_head(self, stack: BlockStack) -> int | None:
-        """Return how many blocks at the head of the next call are certain to run, ``None`` in the last step."""
-        if self.counter.at_last:
-            return None
-        return self.session.head if self.session is not None else len(stack.blocks)
+        """Return :meth:`head` of the next call, ``None`` in the last step."""
+        return None if self.counter.at_last else self.head(stack)
 
     def record(
         self,
@@ -116,7 +146,7 @@ class SamplingRun:
     ) -> None:
         """Keep what became of a call; sizes in bytes."""
         if outcome is None:
-            outcome = CallOutcome(base_name(call.kinds), False, NO_CACHE)
+            outcome = CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
         record = CallRecord(
             step=call.step,
             sigma=call.sigma,
