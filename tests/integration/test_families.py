@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 
 import comfy.model_management
 import pytest
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
-from tiny_families import TINY_FAMILIES
+from tiny_families import TINY_FAMILIES, noise
 
 CACHED = [family for family in TINY_FAMILIES if family.cached]
 
@@ -157,3 +158,16 @@ def test_prompts_of_different_length(case, report):
     calls = report(model)["calls"]
     for branch in {call["branch"] for call in calls}:
         assert [call["step"] for call in calls if call["branch"] == branch and call["outcome"] == "hit"] == [*HITS]
+
+
+def test_the_face_that_wan_animate_adds_between_blocks(pack, report):
+    """Also in cached steps, once: its encoder is too big to be tried more than this."""
+    animate = next(family for family in TINY_FAMILIES if family.name == "wan22_animate")
+    face = {"face_video_pixels": noise(1, 3, 1, 512, 512), "pose_video_latent": noise(1, 16, 1, 8, 8)}
+    case = Case(dataclasses.replace(animate, latent=(1, 16, 1, 8, 8), extras=face), pack)
+    expected = sample(ByHand(case.stack).on(case.plain), case.family)
+    model = case.dbcache(case.offload(resident_blocks=1))
+    assert torch.equal(sample(model, case.family), expected)
+    assert report(model)["totals"]["hits"] > 0
+    without = dataclasses.replace(case.family, extras={"pose_video_latent": face["pose_video_latent"]})
+    assert not torch.equal(sample(model, without), expected)

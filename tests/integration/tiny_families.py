@@ -478,7 +478,7 @@ TINY_FAMILIES = (
         "WAN22_Animate",
         {**_WAN, "num_layers": 10, "model_type": "animate", "in_dim": 36, "motion_encoder_dim": 512},
         _VIDEO,
-        extras={"face_video_pixels": noise(1, 3, 5, 512, 512), "pose_video_latent": noise(1, 16, 2, 8, 8)},
+        extras={"pose_video_latent": noise(1, 16, 2, 8, 8)},
     ),
     TinyFamily(
         "wan21_humo",
