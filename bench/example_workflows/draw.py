@@ -27,6 +27,7 @@ from pictures import draw_picture
 WORKFLOWS = Path(__file__).resolve().parent.parent.parent / "workflows"
 PACK = "dit-layerwise-offload"
 WIDGET_TYPES = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "FLOAT,INT", "COMFY_DYNAMICCOMBO_V3"}
+NEWER_WIDGETS = {("CreateVideo", "bit_depth")}  # left out, and at their default, so that 0.3.75 opens the graphs too
 COLUMN_GAP, ROW_GAP, GROUP_MARGIN, TITLE = 80, 70, 25, 60
 WIDTH, LINE, TEXT_LINES = 320, 24, 6
 NOTE_SIZE = (460, 620)
@@ -82,14 +83,10 @@ class Drawing:
         """Return (name, type, options, optional) of a node's inputs in ComfyUI's order."""
         declared = self._definitions[node.type]["input"]
         return [
-            (
-                name,
-                "COMBO" if isinstance(spec[0], list) else spec[0],
-                spec[1] if len(spec) > 1 else {},
-                kind == "optional",
-            )
+            (name, "COMBO" if isinstance(spec[0], list) else spec[0], _options(spec), kind == "optional")
             for kind in ("required", "optional")
             for name, spec in declared.get(kind, {}).items()
+            if (node.type, name) not in NEWER_WIDGETS
         ]
 
     def _widgets(self, node: Node) -> list[tuple[str, Any, dict]]:
@@ -97,25 +94,11 @@ class Drawing:
         for name, kind, options, _ in self._inputs(node):
             if kind not in WIDGET_TYPES or options.get("forceInput"):
                 continue
-            if name not in node.values:
-                default = options.get("default", self._first_option(node, name))
-                widgets.append((name, default, options))
-            else:
-                widgets.append((name, node.values[name], options))
+            widgets.append((name, node.values.get(name, _default(options)), options))
         unknown = set(node.values) - {name for name, _, _ in widgets}
         if unknown:
             raise ValueError(f"{self.graph.name}: {node.type} has no widgets {sorted(unknown)}")
         return widgets
-
-    def _first_option(self, node: Node, name: str) -> Any:
-        spec = {**self._definitions[node.type]["input"].get("required", {})} | self._definitions[node.type][
-            "input"
-        ].get("optional", {})
-        kind, options = spec[name][0], spec[name][1] if len(spec[name]) > 1 else {}
-        choices = kind if isinstance(kind, list) else options.get("options", [])
-        if not choices:
-            return ""
-        return choices[0]["key"] if isinstance(choices[0], dict) else choices[0]
 
     def _size(self, node: Node) -> list[int]:
         if node.size:
@@ -215,6 +198,18 @@ class Drawing:
             "color": "#432",
             "bgcolor": "#653",
         }
+
+
+def _options(spec: list[Any]) -> dict[str, Any]:
+    """Return an input's options; an old-style list of choices becomes one of them."""
+    options = spec[1] if len(spec) > 1 else {}
+    return {**options, "options": spec[0]} if isinstance(spec[0], list) else options
+
+
+def _default(options: dict[str, Any]) -> Any:
+    choices = options.get("options") or [""]
+    first = choices[0]["key"] if isinstance(choices[0], dict) else choices[0]
+    return options.get("default", first)
 
 
 def _model(file: File) -> dict[str, str]:
