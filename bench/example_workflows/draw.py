@@ -61,7 +61,7 @@ class Drawing:
             "links": self._links,
             "groups": self._groups,
             "config": {},
-            "extra": {"ds": {"scale": 0.6, "offset": [NOTE_SIZE[0] + 160, 160]}},
+            "extra": {"ds": {"scale": 0.6, "offset": [NOTE_SIZE[0] + 260, 260]}},
             "version": 0.4,
         }
 

@@ -136,13 +136,14 @@ def test_the_toy_workflow_opens_from_the_template_browser_and_runs(open_frontend
 
 def widget_text(node_type: str, widget: str) -> str:
     """Return JavaScript for the text of a widget, empty until there is one."""
-    return (
-        f"String(app.graph.nodes.find(n => n.type == '{node_type}').widgets?.find(w => w.name == '{widget}')?.value ?? '')"
-    )
+    return f"String(app.graph.nodes.find(n => n.type == '{node_type}').widgets?.find(w => w.name == '{widget}')?.value ?? '')"
 
 
 def test_nodes_are_found_in_chinese_where_the_frontend_is(open_frontend):
     page, errors = open_frontend(**{"Comfy.Locale": "zh"})
+    version = page.evaluate("() => window.__COMFYUI_FRONTEND_VERSION__")
+    if tuple(int(part) for part in version.split(".")[:2]) <= (1, 32):
+        pytest.skip(f"frontend {version} replaces packs' translations when it loads its own of a language")
     texts = json.loads((REPOSITORY / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))
     search(page, texts["DiTLayerwiseOffload"]["display_name"])
     close_search(page)
