@@ -23,7 +23,7 @@ import aiohttp
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 PACK = "dit-layerwise-offload"
-NOT_INSTALLED = (".git", ".venv", ".nox", "artifacts", "tests", "__pycache__", ".pytest_cache", ".ruff_cache")
+NEVER_INSTALLED = (".git", ".venv", ".nox", "artifacts", "__pycache__", ".pytest_cache", ".ruff_cache")
 READY_WITHIN, DONE_WITHIN = 300.0, 240.0  # seconds; only a hang takes that long
 FINAL = {"execution_success", "execution_error", "execution_interrupted"}
 TEXT_EVENT = (3).to_bytes(4, "big")  # the server's binary event for progress text
@@ -48,6 +48,17 @@ class Run:
         )
 
 
+def install_pack(folder: Path) -> None:
+    """Copy what the registry would publish of the repository."""
+    unpublished = [line.rstrip("/") for line in (REPOSITORY / ".comfyignore").read_text(encoding="utf-8").split()]
+
+    def ignored(directory: str, names: list[str]) -> set[str]:
+        top = unpublished if Path(directory) == REPOSITORY else []
+        return {name for name in names if name in NEVER_INSTALLED or name in top}
+
+    shutil.copytree(REPOSITORY, folder, ignore=ignored)
+
+
 class ComfyUIServer:
     """One server on a free port, with folders of its own under ``folder``."""
 
@@ -55,7 +66,7 @@ class ComfyUIServer:
         self.folder = folder
         self._port = _free_port()
         self._client = uuid.uuid4().hex
-        shutil.copytree(REPOSITORY, folder / "custom_nodes" / PACK, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
+        install_pack(folder / "custom_nodes" / PACK)
         self._log = (folder / "server.log").open("w", encoding="utf-8")
         arguments = ["--cpu", "--port", str(self._port), "--base-directory", str(folder), "--disable-auto-launch"]
         arguments += ["--database-url", "sqlite:///:memory:", "--disable-metadata", "--disable-api-nodes"]

@@ -64,7 +64,7 @@ def open_frontend(server, browser):
 
 
 def search(page, name: str):
-    """Open the search by a double click on the empty canvas, type ``name`` and return the pack's result of that name."""
+    """Open the search by a double click on the empty canvas, type ``name`` and return the pack's result."""
     page.evaluate("() => app.graph.clear()")
     for _ in range(5):
         page.mouse.dblclick(700, 850)
@@ -136,7 +136,8 @@ def test_the_toy_workflow_opens_from_the_template_browser_and_runs(open_frontend
 
 def widget_text(node_type: str, widget: str) -> str:
     """Return JavaScript for the text of a widget, empty until there is one."""
-    return f"String(app.graph.nodes.find(n => n.type == '{node_type}').widgets?.find(w => w.name == '{widget}')?.value ?? '')"
+    node = f"app.graph.nodes.find(n => n.type == '{node_type}')"
+    return f"String({node}.widgets?.find(w => w.name == '{widget}')?.value ?? '')"
 
 
 def test_nodes_are_found_in_chinese_where_the_frontend_is(open_frontend):
