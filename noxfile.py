@@ -6,6 +6,7 @@ pip and git is enough. ``COMFYUI_PATH`` names another ComfyUI than the default 0
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,8 @@ nox.options.sessions = ["tests"]
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the suite: units on the mocked comfy, engine on plain torch, integration on real ComfyUI."""
+    """Run the suite: units on the mocked comfy, engine on plain torch, integration on real ComfyUI and its frontend."""
+    os.environ.setdefault("INSTALL_CHROMIUM", "1")  # tests/integration/chromium.py, where it may
     _run(session, "-m", "pytest", *(session.posargs or ["tests"]))
 
 
