@@ -23,7 +23,8 @@ nox.options.sessions = ["tests"]
 def tests(session: nox.Session) -> None:
     """Run the suite: units on the mocked comfy, engine on plain torch, integration on real ComfyUI and its frontend."""
     os.environ.setdefault("INSTALL_CHROMIUM", "1")  # tests/integration/chromium.py, where it may
-    _run(session, "-m", "pytest", *(session.posargs or ["tests"]))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: two processes do more than two threads
+    _run(session, "-m", "pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "tests"]))
 
 
 @nox.session(venv_backend="none")
