@@ -6,6 +6,8 @@ from comfy_api.latest import ComfyExtension, io
 
 from .nodes import NODES
 
+WEB_DIRECTORY = "web"  # where ComfyUI's frontend looks for the help pages, as docs/<node>.md
+
 
 class DiTLayerwiseOffloadExtension(ComfyExtension):
     """Hands the pack's nodes to ComfyUI."""

@@ -20,14 +20,15 @@ from .tables import Part, write_json
 
 def end_to_end(arguments: argparse.Namespace) -> Part:
     """Run the end-to-end part, with ComfyUI in this process."""
-    from .end_to_end import ROUNDS, compare, find_example, random_wan
+    from .end_to_end import ROUNDS, compare, find_example, toy_digits
     from .headless import LoadedPack, start_comfyui
 
     if not os.environ.get("COMFYUI_PATH"):
         return Part("end_to_end", "Sampling in ComfyUI", skipped="COMFYUI_PATH is not set")
     start_comfyui(*([] if torch.cuda.is_available() else ["--cpu"]))
-    example = find_example(arguments.model) if arguments.model else random_wan()
-    return compare(example, LoadedPack(), arguments.rounds or ROUNDS)
+    pack = LoadedPack()
+    make = find_example(arguments.model) if arguments.model else toy_digits
+    return compare(make(pack), pack, arguments.rounds or ROUNDS)
 
 
 def imports(arguments: argparse.Namespace) -> Part:

@@ -1,7 +1,7 @@
 """Whole sampling runs in real ComfyUI: plain against offload, DBCache and both, round by round in one process.
 
 The model is an :class:`Example`; ``nox -s bench -- end_to_end --model package.module:function`` takes another one than
-the demo's tiny random video DiT.
+the embedded toy model.
 """
 
 from __future__ import annotations
@@ -28,42 +28,46 @@ class Example:
 
     Attributes:
         name: for the table's title.
-        build: returns ComfyUI's patcher over it; ComfyUI is importable by then.
-        sample: samples a patcher with that many steps and returns the latent.
+        plain: ComfyUI's patcher over it.
+        sample: samples a patcher with that many steps and returns a tensor to compare.
         steps: sampler steps of a run.
         resident_blocks: how many blocks the offload keeps on the device.
         preset: DBCache's preset.
     """
 
     name: str
-    build: Callable[[], Any]
+    plain: Any
     sample: Callable[[Any, int], torch.Tensor]
     steps: int
     resident_blocks: int
     preset: str
 
 
-def random_wan() -> Example:
-    """Return the demo's model: weights are random, so the figures say nothing about pictures."""
+MakeExample = Callable[[Any], Example]
+
+
+def toy_digits(pack: Any) -> Example:
+    """Return the embedded toy model, drawing the demo's digits."""
+    toy = demo.Toy(pack, "0 1 2 3 4 5 6 7 8 9", 10)
     return Example(
-        f"Wan of {demo.MODEL['num_layers']} blocks, random weights",
-        demo.build_model,
-        lambda model, steps: demo.sample(model, steps, progress=False),
+        f"the toy model, {toy.blocks} blocks, 10 digits",
+        toy.model,
+        lambda model, steps: toy.sample(model, 1, steps),
         demo.STEPS,
         demo.RESIDENT_BLOCKS,
         "balanced",
     )
 
 
-def find_example(place: str) -> Example:
-    """Return the example that ``package.module:function`` makes.
+def find_example(place: str) -> MakeExample:
+    """Return the function ``package.module:function``, which takes the loaded pack and returns an :class:`Example`.
 
     Raises:
         ValueError: ``place`` is not of that form, or there is no such function.
     """
     module, _, function = place.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)()
+        return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"model is {place!r}, but must name a function that returns an Example, as 'package.module:function':"
@@ -79,7 +83,7 @@ def compare(example: Example, pack: Any, rounds: int = ROUNDS) -> Part:
         pack: the pack as ComfyUI loaded it (``headless.LoadedPack``).
         rounds: how many; one more comes first to warm up.
     """
-    plain = example.build()
+    plain = example.plain
     offload = pack.execute("DiTLayerwiseOffload", plain, resident_blocks=example.resident_blocks)[0]
     ways = {
         "plain": plain,

@@ -42,16 +42,18 @@ class LoadedPack:
         self._name = str(folder).replace(".", "_x_")
         if not asyncio.run(nodes.load_custom_node(str(folder), module_parent="custom_nodes")):
             raise RuntimeError(f"ComfyUI could not load the pack from {folder}.")
-        ids = ("DiTLayerwiseOffload", "DiTDBCache", "DiTRunReport")
-        self.nodes = {node_id: nodes.NODE_CLASS_MAPPINGS[node_id] for node_id in ids}
+        registered = nodes.NODE_CLASS_MAPPINGS
+        self.nodes = {name: node for name, node in registered.items() if node.__module__.startswith(self._name)}
 
     def module(self, path: str) -> ModuleType:
         """Return one of the pack's modules, for example ``dbcache.gate``."""
         return importlib.import_module(f"{self._name}.{path}")
 
-    def execute(self, node_id: str, model: object, **inputs: object) -> tuple:
+    def execute(self, node_id: str, *arguments: object, **inputs: object) -> tuple:
         """Execute a node with its default inputs, changed by keyword, and return its outputs."""
         node = self.nodes[node_id]
         declared = node.define_schema().inputs
         defaults = {item.id: item.default for item in declared if getattr(item, "default", None) is not None}
-        return node.execute(model, **{**defaults, **inputs}).result
+        for item in declared[: len(arguments)]:
+            defaults.pop(item.id, None)
+        return node.execute(*arguments, **{**defaults, **inputs}).result

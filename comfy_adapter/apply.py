@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ..dbcache.backend import load_cache_dit
 from ..dbcache.settings import DBCacheSettings
+from ..pictures.run_chart import blank, draw_message, draw_run
 from .dynamic_vram import plain_copy
 from .families import find_stack
 from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
@@ -63,10 +67,18 @@ def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) ->
     """Return a clone of ``model`` that skips blocks as ``settings`` say; ``node_id`` is where to show progress.
 
     Raises:
-        ValueError: the model has no known block stack, or Fn + Bn leaves nothing to skip.
+        ValueError: the model has no known block stack, or one that cannot be skipped, or Fn and Bn do not fit it.
         RuntimeError: cache-dit is missing or not a tested version.
     """
-    settings.check_stack(len(find_stack(_diffusion_model(model)).blocks))
+    stack = find_stack(_diffusion_model(model))
+    if stack.family.no_cache:
+        raise ValueError(
+            f"model is a {stack.family.name}, which DBCache cannot skip blocks of: {stack.family.no_cache}. Remove"
+            " DBCache for this model; DiT Layerwise Offload works."
+        )
+    if stack.family.long_skips:
+        settings = settings.with_long_skips(stack.family.name)
+    settings.check_stack(len(stack.blocks))
     other = whole_step_cache(model.model_options)
     if other:
         raise ValueError(
@@ -80,15 +92,27 @@ def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) ->
     return patched
 
 
-def last_run(model: Any) -> tuple[str, str]:
-    """Return (summary for people, JSON) of the last run made with ``model``; a message in both before the first."""
+def last_run(model: Any) -> tuple[str, str, torch.Tensor]:
+    """Return (summary for people, JSON, chart as IMAGE) of the last run made with ``model``.
+
+    Before the first run all three carry the same message. Without matplotlib the chart is blank and the summary says
+    so.
+    """
     box: ReportBox | None = model.attachments.get(REPORT_KEY)
     if box is None:
         message = "This MODEL has neither DiT Layerwise Offload nor DBCache on it. Connect the MODEL they put out."
-        return message, message
+        return (message, message, *_chart(lambda: draw_message(message))[:1])
     if box.report is None:
-        return NO_RUN, NO_RUN
-    return box.report.summary(), box.report.to_json()
+        return (NO_RUN, NO_RUN, *_chart(lambda: draw_message(NO_RUN))[:1])
+    chart, missing = _chart(lambda: draw_run(box.report.chart()))
+    return box.report.summary() + missing, box.report.to_json(), chart
+
+
+def _chart(draw: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, str]:
+    try:
+        return draw(), ""
+    except ModuleNotFoundError as error:
+        return blank(), f"\n{error}"
 
 
 def _with_report(patched: Any) -> Any:

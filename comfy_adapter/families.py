@@ -1,7 +1,4 @@
-"""Where each model family keeps its blocks and how hidden states travel through them: data, not branches.
-
-The facts were measured on ComfyUI 0.3.75 and 0.33 with tiny models of every family.
-"""
+"""Finds a model's block stack: by the family table, or by its looks, which then has to be proven."""
 
 from __future__ import annotations
 
@@ -10,81 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
-from ..dbcache.layout import PackedStreams, PlacedSegment, Segment, StackLayout, Stream
+from ..dbcache.layout import PlacedSegment, Segment, StackLayout
+from .family_table import FAMILIES, NOT_A_STACK
+from .family_types import BlockList, Family
 
-
-@dataclass(frozen=True)
-class BlockList:
-    """One module list of blocks: its attribute path under the diffusion model, and its calling convention."""
-
-    path: str
-    streams: tuple[Stream, ...]
-    packed: PackedStreams | None = None
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model family.
-
-    Attributes:
-        name: what users call it.
-        classes: names of ComfyUI's diffusion model classes.
-        lists: its block lists in execution order.
-        wrapper: which of ComfyUI's wrappers surrounds its forward, ``diffusion_model`` or ``apply_model``.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    lists: tuple[BlockList, ...]
-    wrapper: str = "diffusion_model"
-
-
-_IMAGE_AND_TEXT = (
-    Stream("image", "img", output=0),
-    Stream("text", "txt", output=1),
-)
-
-# MiniMax-H3 packs [text | conditions | audio | video]; ``mod_segments`` has a span for each, the targets last.
-_AUDIO_AND_VIDEO_LAST = PackedStreams("mod_segments", 2, ("audio", "video"), "context")
-
-FAMILIES = (
-    Family(
-        "Flux",
-        ("Flux",),
-        (
-            BlockList("double_blocks", _IMAGE_AND_TEXT),
-            BlockList("single_blocks", (Stream("joint", "x", position=0),)),
-        ),
-    ),
-    Family("Wan", ("WanModel",), (BlockList("blocks", (Stream("video", "x", position=0),)),)),
-    Family(
-        "MiniMax-H3",
-        ("MiniMaxH3Model",),
-        (BlockList("blocks", (Stream("packed", "x", position=0),), _AUDIO_AND_VIDEO_LAST),),
-    ),
-    Family(
-        "LTX-2",
-        ("LTXAVModel",),
-        (
-            BlockList(
-                "transformer_blocks",
-                (
-                    Stream("video", "x", position=0, item=0, output=0),
-                    Stream("audio", "x", position=0, item=1, output=1),
-                ),
-            ),
-        ),
-    ),
-)
+FEWEST_BLOCKS = 4
+SMALLEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class BlockStack:
-    """The blocks of one model in execution order, with the layout the cache needs."""
+    """The blocks of one model in execution order, with the layout the cache needs; ``None`` as long as it is not
+    proven how hidden states travel, for models that are not in the table."""
 
     family: Family
     blocks: tuple[torch.nn.Module, ...]
-    layout: StackLayout
+    layout: StackLayout | None
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -98,26 +36,56 @@ def family_of(diffusion_model: torch.nn.Module, families: Sequence[Family] = FAM
     return next((family for family in families if name in family.classes), None)
 
 
-def find_stack(diffusion_model: torch.nn.Module) -> BlockStack:
+def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FAMILIES) -> BlockStack:
     """Return the block stack of a diffusion model as its lists are at this moment.
 
     Raises:
-        ValueError: the model is of no family in the table.
+        ValueError: the model is of no family in the table, and has no list of blocks that makes up most of it.
     """
     root = unwrapped(diffusion_model)
-    family = family_of(root)
+    family = family_of(root, families)
     if family is None:
-        known = ", ".join(sorted(one.name for one in FAMILIES))
-        raise ValueError(
-            f"model is a {type(root).__name__}, in which no stack of transformer blocks is known. This version supports"
-            f" {known}. Connect such a model, or remove this node for this one."
-        )
+        return _guessed_stack(root)
     blocks: list[torch.nn.Module] = []
     segments = []
     for block_list in family.lists:
-        members = list(root.get_submodule(block_list.path))
+        members = _members(root.get_submodule(block_list.path))
         segments.append(
             PlacedSegment(Segment(block_list.streams, block_list.packed), len(blocks), len(blocks) + len(members))
         )
         blocks.extend(members)
     return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)))
+
+
+def _members(container: torch.nn.Module) -> list[torch.nn.Module]:
+    # not children(): those leave out a block that a list holds twice
+    return list(container._modules.values())
+
+
+def _guessed_stack(root: torch.nn.Module) -> BlockStack:
+    """Return the list of equal blocks that holds most of a model's weights, hooked around APPLY_MODEL, which every
+    model passes."""
+    name = type(root).__name__
+    total = _bytes(root)
+    lists = [
+        (_bytes(module), path, _members(module))
+        for path, module in root.named_modules()
+        if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict) and _are_blocks(_members(module))
+    ]
+    size, path, blocks = max(lists, key=lambda one: one[0], default=(0, "", []))
+    if not blocks or size < SMALLEST_SHARE * total or name in NOT_A_STACK:
+        known = ", ".join(sorted(one.name for one in FAMILIES))
+        raise ValueError(
+            f"model is a {name}, in which no stack of transformer blocks is known or found. This version supports"
+            f" {known}, and models whose blocks follow each other in one list. Connect such a model, or remove this"
+            " node for this one."
+        )
+    return BlockStack(Family(name, (name,), (BlockList(path, ()),), wrapper="apply_model"), tuple(blocks), None)
+
+
+def _are_blocks(members: Sequence[torch.nn.Module]) -> bool:
+    return len(members) >= FEWEST_BLOCKS and len({type(member) for member in members}) == 1
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())

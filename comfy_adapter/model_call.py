@@ -12,6 +12,7 @@ import comfy.patcher_extension
 import torch
 
 from ..dbcache.gate import CallGate
+from ..dbcache.proving import StackProver
 from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
 from .families import family_of, find_stack
@@ -26,6 +27,7 @@ def add_wrappers(patcher: Any) -> None:
     kinds = comfy.patcher_extension.WrappersMP
     for kind, wrapper in (
         (kinds.OUTER_SAMPLE, wrap_sampling_run),
+        (kinds.PREDICT_NOISE, wrap_prediction),
         (kinds.APPLY_MODEL, wrap_apply_model),
         (kinds.DIFFUSION_MODEL, wrap_diffusion_model),
     ):
@@ -36,8 +38,9 @@ def add_wrappers(patcher: Any) -> None:
 def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """OUTER_SAMPLE: one :class:`SamplingRun` for the length of the run, found by the calls in their options."""
     guider = executor.class_obj
-    sigmas = _bound(executor.original, args, kwargs)["sigmas"]
-    run = SamplingRun(guider.model_patcher, [float(sigma) for sigma in sigmas])
+    arguments = _bound(executor.original, args, kwargs)
+    sampler = arguments.get("sampler")
+    run = SamplingRun(guider.model_patcher, arguments["sigmas"].tolist(), sampler)
     run.warn_of_neighbours(guider.model_options)
     options = guider.model_options.setdefault("transformer_options", {})
     options[RUN_KEY] = run
@@ -48,12 +51,20 @@ def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
         run.close()
 
 
+def wrap_prediction(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """PREDICT_NOISE: surrounds all model calls of one evaluation of the sampler."""
+    options = _bound(executor.original, args, kwargs).get("model_options") or {}
+    run: SamplingRun | None = options.get("transformer_options", {}).get(RUN_KEY)
+    if run is not None:
+        run.begin_evaluation()
+    return executor(*args, **kwargs)
+
+
 @torch.compiler.disable
 def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """APPLY_MODEL: used for families whose forward has no wrapper of its own."""
     diffusion_model = executor.class_obj.diffusion_model
-    family = family_of(diffusion_model)
-    if family is None or family.wrapper != "apply_model":
+    if not _hooked_by(diffusion_model, "apply_model"):
         return executor(*args, **kwargs)
     return _call_with_hooks(executor, diffusion_model, args, kwargs)
 
@@ -61,7 +72,14 @@ def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
 @torch.compiler.disable
 def wrap_diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """DIFFUSION_MODEL: the usual place, right around the model's forward."""
+    if not _hooked_by(executor.class_obj, "diffusion_model"):
+        return executor(*args, **kwargs)
     return _call_with_hooks(executor, executor.class_obj, args, kwargs)
+
+
+def _hooked_by(diffusion_model: torch.nn.Module, wrapper: str) -> bool:
+    family = family_of(diffusion_model)
+    return (family.wrapper if family is not None else "apply_model") == wrapper
 
 
 def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -106,20 +124,22 @@ class _ModelCall:
         output = self._attempt(gate)
         outcome = None
         if gate is not None:
-            outcome = gate.finish()
+            outcome = self._run.finish_call(gate)
             if gate.must_recompute:
                 output = self._attempt(None)
         after = self._stream_counts()
         slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
-        self._run.record(info, outcome, self._ran, after[0] - before[0], after[1] - before[1], slots, self._notes)
+        copied = tuple(self._streamer.weights) if self._streamer is not None else ()
+        bytes_of_call = (after[0] - before[0], after[1] - before[1])
+        self._run.record(info, outcome, self._ran, *bytes_of_call, slots, copied, self._notes)
         if self._streamer is not None:
             self._run.placed(placement_of(self._diffusion_model))
         return output
 
-    def _attempt(self, gate: CallGate | None) -> Any:
+    def _attempt(self, gate: CallGate | StackProver | None) -> Any:
         interceptors = [one for one in (gate, self._streamer) if one is not None]
         if self._streamer is not None:
-            always = None if gate is None else self._run.session.always
+            always = None if gate is None else self._run.always
             self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head(), always=always)
         try:
             with HookManager(self._stack.blocks, interceptors) as self._hooks:
@@ -137,11 +157,11 @@ class _ModelCall:
         coming = {*blocks, *self._hooks.ran}
         leave_out(block for index, block in enumerate(self._stack.blocks) if index not in coming)
 
-    def _first_plan(self, gate: CallGate | None) -> Plan | None:
+    def _first_plan(self, gate: CallGate | StackProver | None) -> Plan | None:
         """Until the gate decides, only the blocks before its decision are certain to run."""
         if gate is None:
             return None
-        head = self._run.session.head
+        head = self._run.head(self._stack)
         return Plan(tuple(range(head)), complete=head == len(self._stack.blocks))
 
     def _next_head(self) -> int | None:

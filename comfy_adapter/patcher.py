@@ -19,6 +19,7 @@ from ..offload.block_weights import BlockWeights
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
+from .hook_following import HookFollowing
 from .keys import DBCACHE_KEY
 from .model_streaming import Engine, ModelStreaming, stack_of, streaming_of
 from .offload_settings import OffloadSettings
@@ -126,15 +127,6 @@ class LayerwiseOffloadMixin:
             self._streaming.streamer.release_slots()
         return super().detach(unpatch_all)
 
-    def patch_hooks(self, hooks: Any) -> Any:
-        changed = set(self.hook_backup)
-        result = super().patch_hooks(hooks)
-        changed |= set(self.hook_backup)
-        if changed and self.layerwise_settings is not None and self._owns_engine:
-            # ComfyUI edits the weights at rest in place: what is baked or under way is out of date.
-            self._build_engine(self.load_device)
-        return result
-
     def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
             "DiT Layerwise Offload streams through one GPU and cannot be combined with several. Remove it, or the node"
@@ -232,6 +224,18 @@ class LayerwiseOffloadMixin:
         else:
             self._build_engine(device)
 
+    def follow_edited_weights(self) -> None:
+        """Weights at rest were edited: what is baked from them, or lies in a slot, is out of date."""
+        if self.layerwise_settings is None or not self._owns_engine:
+            return
+        streamer = self._streaming.streamer
+        if not self._streaming.on_the_fly and patched_bytes(self, self._load_entries()) == 0:
+            now = self._build_weights(self.load_device, on_the_fly=False)
+            if all(now[index].is_same_memory(weights) for index, weights in streamer.weights.items()):
+                streamer.forget()
+                return
+        self._build_engine(self.load_device)
+
     def patched_streamed_blocks(self) -> list[tuple[Any, BlockWeights]]:
         """Return (block, weights with LoRA baked in) of the streamed blocks, empty when nothing is streamed now."""
         if not self._owns_engine:
@@ -293,7 +297,7 @@ class LayerwiseOffloadMixin:
 
 @functools.cache
 def _derived(patcher_class: type) -> type:
-    mixins: tuple[type, ...] = (LayerwiseOffloadMixin,)
+    mixins: tuple[type, ...] = (HookFollowing, LayerwiseOffloadMixin)
     if hasattr(patcher_class, "model_state_dict_for_saving"):
         mixins += (PatchedStateDict,)
     return type(f"LayerwiseOffload{patcher_class.__name__}", (*mixins, patcher_class), {})

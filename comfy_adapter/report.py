@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
+from ..pictures.run_chart import ChartCall, ChartRun
+
 NO_RUN = "No sampling run has been made with this MODEL yet. Connect the sampler's output to 'after'."
 REPORT_VERSION = 1
 
@@ -27,7 +29,8 @@ class CallRecord:
 
 @dataclass
 class RunReport:
-    """One sampling run; sizes in bytes. ``notes`` are the fallbacks and hints that were logged."""
+    """One sampling run; sizes in bytes. ``notes`` are the fallbacks and hints that were logged, ``threshold`` is
+    DBCache's, ``streamed_blocks`` are those whose weights the pack copies for each use."""
 
     model: str
     comfyui: str
@@ -38,6 +41,8 @@ class RunReport:
     placement: str = ""
     calls: list[CallRecord] = field(default_factory=list)
     peak_slot_bytes: int = 0
+    threshold: float | None = None
+    streamed_blocks: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def totals(self) -> dict[str, int]:
@@ -88,11 +93,29 @@ class RunReport:
                 "engine_reason": self.engine_reason,
                 "placement": self.placement,
                 "steps": self.steps,
+                "threshold": self.threshold,
+                "streamed_blocks": self.streamed_blocks,
                 "calls": [asdict(call) for call in self.calls],
                 "totals": self.totals(),
                 "notes": self.notes,
             }
         )
+
+    def chart(self) -> ChartRun:
+        """Return what the run's chart shows."""
+        calls = [
+            ChartCall(
+                call.step,
+                call.branch,
+                call.diffs,
+                call.blocks_run,
+                call.bytes_streamed,
+                call.bytes_wasted,
+            )
+            for call in self.calls
+        ]
+        title = f"{self.model}: {self.headline()}"
+        return ChartRun(title, self.steps, self.blocks, calls, frozenset(self.streamed_blocks), self.threshold)
 
     def summary(self) -> str:
         """Return a few lines for people."""

@@ -8,6 +8,8 @@ from typing import Any
 
 from ..dbcache.branches import CallInfo, base_name
 from ..dbcache.gate import CallGate, CallOutcome
+from ..dbcache.layout import StackLayout
+from ..dbcache.proving import StackProver
 from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
@@ -16,6 +18,7 @@ from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .neighbours import whole_step_cache
 from .progress import show_on_node
 from .report import CallRecord, ReportBox, RunReport
+from .sigma_reading import SigmaReader, evaluates_once_a_step
 from .versions import comfyui_version, keeping_context
 
 log = logging.getLogger("dit_layerwise_offload.run")
@@ -30,12 +33,14 @@ class SamplingRun:
     Args:
         patcher: the model patcher that is sampled.
         sigmas: the schedule, steps + 1 noise levels.
+        sampler: ComfyUI's sampler object.
     """
 
-    def __init__(self, patcher: Any, sigmas: list[float]) -> None:
+    def __init__(self, patcher: Any, sigmas: list[float], sampler: Any = None) -> None:
         self._root = unwrapped(patcher.model.diffusion_model)
         stack = find_stack(self._root)
         self.counter = StepCounter(sigmas)
+        self._levels = SigmaReader(sigmas, evaluates_once_a_step(sampler))
         self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
         engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
         self._report = RunReport(
@@ -49,13 +54,19 @@ class SamplingRun:
         settings: DBCacheSettings | None = patcher.attachments.get(DBCACHE_KEY)
         self._settings = settings
         self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
+        self._unproven = ""
         self.session: DBCacheSession | None = None
         if settings is not None:
             to_sigma = patcher.model.model_sampling.percent_to_sigma
             self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
-            self.session = DBCacheSession(settings, self.counter.steps, stack.layout, keeping_context())
-            for note in self.session.notes:
-                log.info("%s", note)
+            self._report.threshold = settings.with_preset().threshold
+            if stack.layout is not None:
+                self._open_session(stack.layout)
+
+    def _open_session(self, layout: StackLayout) -> None:
+        self.session = DBCacheSession(self._settings, self.counter.steps, layout, keeping_context())
+        for note in self.session.notes:
+            log.info("%s", note)
 
     def __deepcopy__(self, memo: dict) -> SamplingRun:
         """A run travels in ComfyUI's options; whoever copies those deeply still means this run."""
@@ -71,10 +82,14 @@ class SamplingRun:
         """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
         return unwrapped(diffusion_model) is self._root
 
+    def begin_evaluation(self) -> None:
+        """The sampler asks for a prediction, which may take several model calls."""
+        self._levels.begin_evaluation()
+
     def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
-        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from
-        the device: the sigma."""
-        sigma = float(options["sigmas"].flatten()[0]) if options.get("sigmas") is not None else 0.0
+        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
+        device, the sigma, with samplers that evaluate more than once a step."""
+        sigma = self._levels.sigma(options.get("sigmas"))
         return CallInfo(
             step=self.counter.at(sigma),
             sigma=sigma,
@@ -85,15 +100,43 @@ class SamplingRun:
             closed=self._closed(sigma),
         )
 
-    def begin_call(self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None) -> CallGate | None:
-        """Return the cache gate for a call, ``None`` when DBCache is not on the model."""
-        return self.session.begin_call(call, announce) if self.session is not None else None
+    def begin_call(
+        self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None
+    ) -> CallGate | StackProver | None:
+        """Return what intercepts a call for the cache: its gate, or what proves a stack that no table describes;
+        ``None`` when DBCache is not on the model, or the stack was not proven."""
+        if self.session is not None:
+            return self.session.begin_call(call, announce)
+        if self._settings is None or self._unproven:
+            return None
+        return StackProver(self._report.blocks, call)
+
+    def finish_call(self, gate: CallGate | StackProver) -> CallOutcome:
+        """Close what :meth:`begin_call` gave, and open the session with a stack that is proven now."""
+        outcome = gate.finish()
+        if isinstance(gate, StackProver):
+            layout = gate.layout()
+            if layout is not None:
+                self._open_session(layout)
+            else:
+                self._unproven = f"not supported: {gate.why}"
+                note = f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly."
+                self._report.notes.append(note)
+                log.warning("%s", note)
+        return outcome
+
+    def head(self, stack: BlockStack) -> int:
+        """Return how many blocks at the start of every call are certain to run."""
+        return self.session.head if self.session is not None else len(stack.blocks)
+
+    @property
+    def always(self) -> tuple[int, ...] | None:
+        """The blocks that even a cached call runs, ``None`` while no call is cached."""
+        return self.session.always if self.session is not None else None
 
     def next_head(self, stack: BlockStack) -> int | None:
-        """Return how many blocks at the head of the next call are certain to run, ``None`` in the last step."""
-        if self.counter.at_last:
-            return None
-        return self.session.head if self.session is not None else len(stack.blocks)
+        """Return :meth:`head` of the next call, ``None`` in the last step."""
+        return None if self.counter.at_last else self.head(stack)
 
     def record(
         self,
@@ -103,11 +146,12 @@ class SamplingRun:
         streamed: int,
         wasted: int,
         slots: int,
+        streamed_blocks: Sequence[int],
         streaming_notes: Sequence[str],
     ) -> None:
         """Keep what became of a call; sizes in bytes."""
         if outcome is None:
-            outcome = CallOutcome(base_name(call.kinds), False, NO_CACHE)
+            outcome = CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
         record = CallRecord(
             step=call.step,
             sigma=call.sigma,
@@ -121,6 +165,7 @@ class SamplingRun:
         )
         self._report.calls.append(record)
         self._report.notes += [note for note in streaming_notes if note not in self._report.notes]
+        self._report.streamed_blocks = sorted({*self._report.streamed_blocks, *streamed_blocks})
         self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
         if self._settings is None:
             return
@@ -152,7 +197,9 @@ class SamplingRun:
         start, end = self._open
         if sigma > start:
             return "before start_percent"
-        return "after end_percent" if sigma <= end else ""
+        if sigma <= end:
+            return "after end_percent"
+        return "last step" if self._settings.compute_last_step and self.counter.at_last else ""
 
 
 def _window(options: Mapping[str, Any]) -> Hashable:

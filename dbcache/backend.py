@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .calibrators import Forecaster, SecantCalibrator, SigmaTaylorCalibrator
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class CacheContexts:
             steps_computation_policy=settings.scm_policy,
         )
         self._new_calibrator = lambda: _calibrator_config(caching, settings.calibrator, settings.calibrator_order)
+        self._new_forecaster = lambda: _own_forecaster(settings.calibrator, settings.calibrator_order)
         self._manager = caching.CachedContextManager(name="dit_layerwise_offload")
         self._keep_on_cpu = settings.cache_device == "cpu"
 
@@ -93,7 +95,10 @@ class CacheContexts:
         context = self._manager.new_context(
             name=name, cache_config=self._new_config(), calibrator_config=self._new_calibrator()
         )
-        return BranchContext(self._manager, context, self._keep_on_cpu)
+        forecaster = self._new_forecaster()
+        if forecaster is not None:
+            context.calibrator = forecaster
+        return BranchContext(self._manager, context, self._keep_on_cpu, forecaster)
 
     def clear(self) -> None:
         """Drop every context with its tensors."""
@@ -104,7 +109,7 @@ class CacheContexts:
 def _calibrator_config(caching: Any, calibrator: str, order: int) -> Any:
     # Every stream is forecast under a name of its own by the context's one calibrator, so none is needed for
     # cache-dit's separate notion of encoder states.
-    if calibrator == "taylorseer":
+    if calibrator in ("taylorseer", "secant", "sigma_taylor"):  # the pack's own take TaylorSeer's place in the context
         return caching.TaylorSeerCalibratorConfig(enable_encoder_calibrator=False, taylorseer_order=order)
     if calibrator == "foca":
         return caching.FoCaCalibratorConfig(enable_encoder_calibrator=False)
@@ -113,22 +118,32 @@ def _calibrator_config(caching: Any, calibrator: str, order: int) -> Any:
     return None
 
 
+def _own_forecaster(calibrator: str, order: int) -> Forecaster | None:
+    if calibrator == "secant":
+        return SecantCalibrator()
+    return SigmaTaylorCalibrator(order) if calibrator == "sigma_taylor" else None
+
+
 class BranchContext:
     """cache-dit's context of one branch, driven by sampler steps.
 
     With ``keep_on_cpu`` every kept tensor lives in main memory, and at most one at a time is brought back.
     """
 
-    def __init__(self, manager: Any, context: Any, keep_on_cpu: bool = False) -> None:
+    def __init__(
+        self, manager: Any, context: Any, keep_on_cpu: bool = False, forecaster: Forecaster | None = None
+    ) -> None:
         self._manager = manager
         self._context = context
         self._keep_on_cpu = keep_on_cpu
+        self._forecaster = forecaster or Forecaster()
         self._updated_at: dict[str, int] = {}
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, sigma: float = 0.0) -> None:
         """Make this the current context and bring its step counter to ``step``; a step begins once, however often
-        the sampler evaluates in it."""
+        the sampler evaluates in it. ``sigma`` is the noise level of this evaluation."""
         self._manager.set_context(self._context)
+        self._forecaster.begin(sigma)
         while self._manager.get_current_step() < step:
             self._manager.mark_step_begin()
 
@@ -171,6 +186,7 @@ class BranchContext:
         Returns:
             Whether the call hits, the relative difference of each stream that was measured, and the reason.
         """
+        self._forecaster.look(residuals)
         if self._mask_forces_hit():
             return True, {}, "mask: cached step"
         diffs: dict[str, float] = {}
@@ -208,16 +224,22 @@ class BranchContext:
 
     def set_fn_residual(self, stream: str, residual: torch.Tensor) -> None:
         """Keep the residual over the first blocks, to compare the next calls' with."""
-        self._manager.set_Fn_buffer(self._kept(residual), prefix=f"{stream}_Fn_residual")
+        kept = self._kept(residual)
+        self._manager.set_Fn_buffer(kept, prefix=f"{stream}_Fn_residual")
+        if self._first_of_step(f"{stream}_Fn_residual"):
+            self._forecaster.anchor(stream, kept)
 
     def set_middle_residual(self, name: str, residual: torch.Tensor) -> None:
         """Keep the residual over the middle blocks. A calibrator takes one sample a step: a second evaluation at
         the same step would be a division by an interval of zero."""
-        step = self._manager.get_current_step()
-        if self._manager.is_calibrator_enabled() and self._updated_at.get(name) == step:
+        if self._manager.is_calibrator_enabled() and not self._first_of_step(name):
             return
-        self._updated_at[name] = step
         self._manager.set_Bn_buffer(self._kept(residual), prefix=f"{name}_Bn_residual")
+
+    def _first_of_step(self, name: str) -> bool:
+        step = self._manager.get_current_step()
+        last, self._updated_at[name] = self._updated_at.get(name), step
+        return last != step
 
     def add_middle_residual(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         """Return a new tensor: ``hidden`` plus the kept, or forecast, residual over the middle blocks."""

@@ -118,7 +118,7 @@ class CallGate:
             self._ungated = self._branch.unsupported
             self._announce(self._route.all_blocks)
             return
-        self._branch.context.begin(self._call.step)
+        self._branch.context.begin(self._call.step, self._call.sigma)
         self._known_miss = self._reason_to_compute()
         if self._has_room(self._copy, hidden) and self._known_miss:
             self._announce(self._route.all_blocks)
@@ -142,7 +142,8 @@ class CallGate:
         if self._known_miss:
             self._hit, self._reason = False, self._known_miss
         else:
-            self._hit, self._diffs, self._reason = context.judge(residuals)
+            with self._session.keeping():
+                self._hit, self._diffs, self._reason = context.judge(residuals)
             self._announce(self._route.blocks_after_hit if self._hit else self._route.blocks_after_miss)
         if self._hit:
             context.add_cached_step()
@@ -160,20 +161,26 @@ class CallGate:
             self._lost(f"block {index} is not called the way its family's table entry says")
             return forward(*args, **kwargs)
         if index == middle[0]:
-            shapes = self._branch.shapes
-            if any(shapes.get(_residual_name(placed, name)) != value.shape for name, value in hidden.items()):
+            kept = self._kept_shapes(placed)
+            if not kept or any(hidden[name].shape != shape for name, shape in kept.items()):
                 self._lost(f"the hidden states have another shape before block {index} than when they were kept")
                 return forward(*args, **kwargs)
-            if not self._has_room(self._forecast, placed, hidden):
+            if not self._has_room(self._forecast, placed, {name: hidden[name] for name in kept}):
                 return forward(*args, **kwargs)
         self._skipped = True
         if index != middle[-1]:
             return placed.segment.build_output(hidden)
         result, self._before = self._before, {}
-        if any(result[name].shape != value.shape for name, value in hidden.items()):
+        if any(hidden[name].shape != value.shape for name, value in result.items()):
             self._lost(f"the hidden states changed shape before block {index}")
             return forward(*args, **kwargs)
         return placed.segment.build_output(result)
+
+    def _kept_shapes(self, placed: PlacedSegment) -> dict[str, torch.Size]:
+        """Return the shapes of the kept residuals over the middle of a segment, by stream: those that go on."""
+        shapes = self._branch.shapes
+        names = (stream.name for stream in placed.segment.streams)
+        return {name: shapes[_residual_name(placed, name)] for name in names if _residual_name(placed, name) in shapes}
 
     def _forecast(self, placed: PlacedSegment, hidden: Hidden) -> None:
         add = self._branch.context.add_middle_residual
@@ -223,10 +230,12 @@ class CallGate:
             self._before = {name: value.clone() for name, value in hidden.items()}
 
     def _residuals(self, after: Hidden | None) -> Hidden | None:
-        """Return after - before of every stream, written over the ``before`` copies; None if they do not match."""
+        """Return after - before of every stream in ``after``, written over the ``before`` copies; None if they do not
+        match."""
         before, self._before = self._before, {}
-        if after is None or after.keys() != before.keys():
+        if not after or not after.keys() <= before.keys():
             return None
+        before = {name: before[name] for name in after}
         if any(after[name].shape != value.shape or after[name].dtype != value.dtype for name, value in before.items()):
             return None
         with self._session.keeping():

@@ -25,6 +25,7 @@ class Stream:
         position: its place among the positional arguments, where a model passes it so.
         item: its index when that argument is a tuple of hidden states.
         output: its index in the tuple the block returns; ``None`` when the block returns it bare.
+        may_end: the last block of the stack returns ``None`` in its place.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Stream:
     position: int | None = None
     item: int | None = None
     output: int | None = None
+    may_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class Segment:
         return hidden
 
     def read_outputs(self, result: Any) -> Hidden | None:
-        """Return the hidden states a block returned; ``None`` when the result does not look as described."""
+        """Return the hidden states a block returned, without streams that end there; ``None`` when the result does
+        not look as described."""
         if self.streams[0].output is None:
             return {self.streams[0].name: result} if isinstance(result, torch.Tensor) else None
         if not isinstance(result, tuple | list) or len(result) != len(self.streams):
             return None
-        hidden = {stream.name: result[stream.output] for stream in self.streams}
+        ended = {stream.name for stream in self.streams if stream.may_end and result[stream.output] is None}
+        hidden = {stream.name: result[stream.output] for stream in self.streams if stream.name not in ended}
         return hidden if all(isinstance(value, torch.Tensor) for value in hidden.values()) else None
 
     def judged_streams(self, residuals: Hidden, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
@@ -91,11 +95,11 @@ class Segment:
         return self.packed.split(residuals[self.streams[0].name], args, kwargs)
 
     def build_output(self, hidden: Hidden) -> Any:
-        """Return what a block would return for these hidden states."""
+        """Return what a block would return for these hidden states; ``None`` for streams that are not among them."""
         if self.streams[0].output is None:
             return hidden[self.streams[0].name]
         ordered = sorted(self.streams, key=lambda stream: stream.output)
-        return tuple(hidden[stream.name] for stream in ordered)
+        return tuple(hidden.get(stream.name) for stream in ordered)
 
 
 def _argument(name: str, position: int | None, args: tuple, kwargs: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-CALIBRATORS = ("none", "taylorseer", "foca", "dmd")
+CALIBRATORS = ("none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor")
 SCM_MASKS = ("none", "slow", "medium", "fast", "ultra")
 SCM_POLICIES = ("dynamic", "static")
 CACHE_DEVICES = ("auto", "device", "cpu")
@@ -38,7 +38,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class DBCacheSettings:
-    """The node's inputs, validated. See the node's tooltips for what each does."""
+    """The node's inputs, validated. See the node's tooltips for what each does. ``most_bn`` limits a preset's Bn."""
 
     preset: str = "quality"
     fn: int = 1
@@ -55,6 +55,8 @@ class DBCacheSettings:
     end_percent: float = 1.0
     cache_device: str = "auto"
     verbose: bool = False
+    compute_last_step: bool = True
+    most_bn: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("preset", self.preset, PRESET_NAMES)
@@ -85,11 +87,23 @@ class DBCacheSettings:
         return replace(
             self,
             fn=preset.fn,
-            bn=preset.bn,
+            bn=preset.bn if self.most_bn is None else min(preset.bn, self.most_bn),
             warmup_steps=preset.warmup_steps,
             threshold=preset.threshold,
             max_continuous=preset.max_continuous,
             max_cached=-1,
+        )
+
+    def with_long_skips(self, model: str) -> DBCacheSettings:
+        """Return the settings for a stack whose late blocks take the outputs of early ones: a preset's Bn is lowered
+        to its Fn; ``custom`` raises ``ValueError`` where Bn is above Fn."""
+        if self.preset != "custom":
+            return replace(self, most_bn=PRESETS[self.preset].fn)
+        if self.bn <= self.fn:
+            return self
+        raise ValueError(
+            f"Bn is {self.bn} and Fn is {self.fn}, but in {model} late blocks take the outputs of early ones, which"
+            " must then have run. Set Fn to at least Bn."
         )
 
     def check_stack(self, blocks: int) -> None:

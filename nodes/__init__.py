@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from .compare import DiTCompare
 from .dbcache import DiTDBCache
 from .layerwise_offload import DiTLayerwiseOffload
 from .run_report import DiTRunReport
+from .toy_decode import DiTToyDecode
+from .toy_model import DiTToyModel
 
-NODES = [DiTLayerwiseOffload, DiTDBCache, DiTRunReport]
+NODES = [DiTLayerwiseOffload, DiTDBCache, DiTRunReport, DiTCompare, DiTToyModel, DiTToyDecode]

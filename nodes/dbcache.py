@@ -61,11 +61,14 @@ class DiTDBCache(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "calibrator",
-                    options=["none", "taylorseer", "foca", "dmd"],
-                    default="none",
-                    tooltip="Forecasts what the skipped blocks would add instead of repeating it. Costs memory.",
+                    options=["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"],
+                    default="secant",
+                    tooltip="Forecasts what the skipped blocks would add instead of repeating it: closer to the exact"
+                    " picture, for one or two more tensors in memory. none: repeat.",
                 ),
-                io.Int.Input("calibrator_order", default=1, min=1, max=4, tooltip="Order of taylorseer: 1 or 2."),
+                io.Int.Input(
+                    "calibrator_order", default=1, min=1, max=4, tooltip="Order of taylorseer and sigma_taylor: 1 or 2."
+                ),
                 io.Combo.Input(
                     "scm",
                     options=["none", "slow", "medium", "fast", "ultra"],
@@ -102,6 +105,12 @@ class DiTDBCache(io.ComfyNode):
                     " slower. auto: on the GPU.",
                 ),
                 io.Boolean.Input("verbose", default=False, tooltip="Log every model call: cached or not, and why."),
+                io.Boolean.Input(
+                    "compute_last_step",
+                    default=True,
+                    optional=True,
+                    tooltip="Always compute the last step of the schedule, which shows most in the picture.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The same model, cached.")],
             hidden=[io.Hidden.unique_id],
@@ -126,6 +135,7 @@ class DiTDBCache(io.ComfyNode):
         end_percent: float,
         cache_device: str,
         verbose: bool,
+        compute_last_step: bool = True,
     ) -> io.NodeOutput:
         from ..comfy_adapter.apply import apply_dbcache
         from ..dbcache.settings import DBCacheSettings
@@ -146,5 +156,6 @@ class DiTDBCache(io.ComfyNode):
             end_percent=end_percent,
             cache_device=cache_device,
             verbose=verbose,
+            compute_last_step=compute_last_step,
         )
         return io.NodeOutput(apply_dbcache(model, settings, getattr(cls.hidden, "unique_id", None)))

@@ -14,7 +14,7 @@ class DiTRunReport(io.ComfyNode):
             node_id="DiTRunReport",
             display_name="DiT Run Report",
             category="DiT",
-            description="Shows what the last sampling run made with this MODEL did, and gives it as JSON.",
+            description="Shows what the last sampling run with this MODEL did, as text, as JSON and as a chart.",
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL that DiT Layerwise Offload or DBCache put out."),
                 io.AnyType.Input("after", tooltip="Connect the sampler's output, so that the report comes after it."),
@@ -22,6 +22,9 @@ class DiTRunReport(io.ComfyNode):
             outputs=[
                 io.AnyType.Output("passed", display_name="after", tooltip="What came in at 'after'."),
                 io.String.Output("report", display_name="report", tooltip="The run as JSON."),
+                io.Image.Output(
+                    "chart", display_name="chart", tooltip="The run as a picture: steps across, blocks down."
+                ),
             ],
             is_output_node=True,
         )
@@ -30,5 +33,6 @@ class DiTRunReport(io.ComfyNode):
     def execute(cls, model, after) -> io.NodeOutput:
         from ..comfy_adapter.apply import last_run
 
-        summary, report = last_run(model)
-        return io.NodeOutput(after, report, ui=ui.PreviewText(summary))
+        summary, report, chart = last_run(model)
+        shown = {**ui.PreviewText(summary).as_dict(), **ui.PreviewImage(chart, cls=cls).as_dict()}
+        return io.NodeOutput(after, report, chart, ui=shown)

@@ -76,6 +76,7 @@ class BlockWeights:
         self._held = tuple(held)
         self._places: list[_Place] = []
         self._sources: list[torch.Tensor] = []
+        self._grads: list[bool] = []
         self._collect(block, effective or {})
         self._layouts: list[_SourceLayout | None] = []
         self.size = self._lay_out()
@@ -91,6 +92,7 @@ class BlockWeights:
                     if id(tensor) not in source_of:
                         source_of[id(tensor)] = len(self._sources)
                         self._sources.append(effective.get(id(tensor), tensor))
+                        self._grads.append(tensor.requires_grad and id(tensor) not in effective)
                     self._places.append(_Place(table, name, is_parameter, source_of[id(tensor)]))
 
     def _lay_out(self) -> int:
@@ -117,12 +119,13 @@ class BlockWeights:
 
         ``to_device`` moves what cannot be packed (tensor subclasses without the flatten protocol).
         """
-        return self._entries(
-            [
-                to_device(source) if layout is None else layout.rebuild(source, buffer)
-                for source, layout in zip(self._sources, self._layouts, strict=True)
-            ]
-        )
+        with torch.inference_mode(False):
+            return self._entries(
+                [
+                    to_device(source) if layout is None else layout.rebuild(source, buffer)
+                    for source, layout in zip(self._sources, self._layouts, strict=True)
+                ]
+            )
 
     def host_entries(self) -> list[torch.Tensor]:
         """Return the block's effective tensors as they are on the host, one for each place."""
@@ -133,12 +136,21 @@ class BlockWeights:
         for place in self._places:
             key = (place.source, place.is_parameter)
             if key not in entries:
-                entries[key] = _as_entry(tensors[place.source], place.is_parameter)
+                entries[key] = _as_entry(tensors[place.source], place.is_parameter, self._grads[place.source])
         return [entries[place.source, place.is_parameter] for place in self._places]
 
     def host_tensors(self) -> list[torch.Tensor]:
         """Return the plain host tensors that a load of this block copies from."""
         return [host for _, host in self.copy_pairs(torch.empty(self.size, dtype=torch.uint8, device="meta"))]
+
+    def is_same_memory(self, other: BlockWeights) -> bool:
+        """Whether ``other`` copies from the very same places of main memory, whatever they hold now."""
+        return self._memory() == other._memory()
+
+    def _memory(self) -> list[tuple]:
+        packed = [(tensor.data_ptr(), tensor.dtype, tensor.shape) for tensor in self.host_tensors()]
+        unpacked = zip(self._sources, self._layouts, strict=True)
+        return packed + [(id(source),) for source, layout in unpacked if layout is None]
 
     @property
     def packs_fully(self) -> bool:
@@ -226,7 +238,11 @@ def _copied_bytes(source: torch.Tensor, layout: _SourceLayout | None) -> int:
     return sum(piece.size for piece in layout.pieces)
 
 
-def _as_entry(tensor: torch.Tensor, is_parameter: bool) -> torch.Tensor:
-    if is_parameter and not isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(tensor, requires_grad=False)
-    return tensor
+def _as_entry(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    """Return what goes into a module's table. A parameter asks for gradients where the original did, and is no
+    inference tensor, though nobody trains here: torch chooses between matrix products by that, which differ in their
+    last bits (``should_fold`` in its matmul)."""
+    if not is_parameter or isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    possible = tensor.is_floating_point() and not tensor.is_inference()
+    return torch.nn.Parameter(tensor, requires_grad=requires_grad and possible)

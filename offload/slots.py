@@ -63,7 +63,10 @@ class SlotPool:
         """
         while len(self._slots) < self._wanted:
             try:
-                buffer = self._device.empty(self._slot_size)
+                # Not an inference tensor, as the weights that its views stand in for are none: torch chooses between
+                # matrix products by what their autograd side says, which differ in their last bits.
+                with torch.inference_mode(False):
+                    buffer = self._device.empty(self._slot_size)
                 self._slots.append(Slot(buffer, self._device.mark()))
             except torch.OutOfMemoryError as error:
                 if not self._slots:

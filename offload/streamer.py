@@ -97,6 +97,11 @@ class BlockStreamer:
             self._pool.acquire()
             self.counts.peak_slots = max(self.counts.peak_slots, self._pool.allocated_bytes)
 
+    def forget(self) -> None:
+        """Take what is in the slots as out of date: the weights at rest have changed. Not during a model call."""
+        if not self.active:
+            self._keep_only(())
+
     def release_slots(self) -> int:
         """Give the slots back and return the bytes freed; 0 while a call is in progress."""
         if self.active:

@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 
 class WrappersMP:
     OUTER_SAMPLE = "outer_sample"
+    PREDICT_NOISE = "predict_noise"
     APPLY_MODEL = "apply_model"
     DIFFUSION_MODEL = "diffusion_model"
 
@@ -277,8 +278,13 @@ def installed():
     comfy.patcher_extension = patcher_extension
     comfy.model_patcher = model_patcher
     comfy.model_management = model_management
+    k_diffusion = types.ModuleType("comfy.k_diffusion")
+    k_diffusion.sampling = types.ModuleType("comfy.k_diffusion.sampling")
+    comfy.k_diffusion = k_diffusion
     modules = {
         "comfy": comfy,
+        "comfy.k_diffusion": k_diffusion,
+        "comfy.k_diffusion.sampling": k_diffusion.sampling,
         "comfy.patcher_extension": patcher_extension,
         "comfy.model_management": model_management,
         "comfy.model_patcher": model_patcher,

@@ -44,6 +44,29 @@ def pack(comfy_nodes):
     return LoadedPack()
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """ComfyUI's real server with the pack installed, and empty files in place of the models the workflows name."""
+    import example_workflows
+    from comfyui_server import ComfyUIServer
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("comfyui")
+    for path in example_workflows.FILES:
+        for file in example_workflows.model_files(example_workflows.load(path)):
+            place = folder / "models" / file["directory"] / file["name"]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+    (folder / "input").mkdir()
+    Image.new("RGB", (64, 64)).save(folder / "input" / "example.png")
+    server = ComfyUIServer(folder)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.fixture
 def offload(pack):
     """Execute the offload node with its defaults, changed by keyword; returns the MODEL."""

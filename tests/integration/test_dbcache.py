@@ -18,6 +18,8 @@ FORCED = {
     "warmup_steps": 3,
     "residual_diff_threshold": 1.0,
     "max_continuous_cached_steps": 2,
+    "calibrator": "none",
+    "compute_last_step": False,
 }
 
 

@@ -34,7 +34,7 @@ DBCACHE_INPUTS = [
     ("residual_diff_threshold", "FLOAT", 0.08),
     ("max_continuous_cached_steps", "INT", 2),
     ("max_cached_steps", "INT", -1),
-    ("calibrator", ["none", "taylorseer", "foca", "dmd"], "none"),
+    ("calibrator", ["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"], "secant"),
     ("calibrator_order", "INT", 1),
     ("scm", ["none", "slow", "medium", "fast", "ultra"], "none"),
     ("scm_policy", ["dynamic", "static"], "dynamic"),
@@ -42,6 +42,7 @@ DBCACHE_INPUTS = [
     ("end_percent", "FLOAT", 1.0),
     ("cache_device", ["auto", "device", "cpu"], "auto"),
     ("verbose", "BOOLEAN", False),
+    ("compute_last_step", "BOOLEAN", True),
 ]
 REPORT_INPUTS = [("model", "MODEL", None), ("after", "*", None)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import types
 
@@ -14,7 +15,7 @@ from pack.offload.auto import Placement
 from pack.offload.device import SynchronousDevice
 
 from bench import command, costs, gpu
-from bench.end_to_end import Example, find_example
+from bench.end_to_end import Example, compare, find_example, toy_digits
 from bench.random_blocks import BlockShape, blocks_over, host_weights
 from bench.stepper import Stepper
 from bench.tables import Part, write_json
@@ -211,9 +212,42 @@ def test_the_overlap_measured_on_the_virtual_device(copy_ms):
 
 
 def test_another_model_can_be_plugged_in():
-    example = find_example("bench.end_to_end:random_wan")
-    assert isinstance(example, Example)
-    assert example.preset == "balanced"
+    assert find_example("bench.end_to_end:toy_digits") is toy_digits
     for wrong in ("bench.end_to_end:nothing", "no.such.module:function", "nonsense"):
         with pytest.raises(ValueError, match="must name a function"):
             find_example(wrong)
+
+
+class FakePack:
+    """Stands in for the loaded pack: its nodes mark the model, the report says what the mark stands for."""
+
+    def execute(self, node, model, **inputs):
+        if node == "DiTRunReport":
+            return model, json.dumps({"totals": {"hits": 3, "bytes_streamed": 2**20, "bytes_wasted": 0}})
+        return (types.SimpleNamespace(mark=f"{model.mark} {node} {inputs}", loaded_size=lambda: 2**21),)
+
+
+def test_every_way_is_sampled_in_every_round_and_compared_with_its_plain_one(monkeypatch):
+    unloaded, sampled = [], []
+    management = types.ModuleType("comfy.model_management")
+    management.unload_all_models = lambda: unloaded.append(1)
+    comfy = types.ModuleType("comfy")
+    comfy.model_management = management
+    monkeypatch.setitem(sys.modules, "comfy", comfy)
+    monkeypatch.setitem(sys.modules, "comfy.model_management", management)
+
+    def sample(model, steps):
+        sampled.append((model.mark, steps))
+        return torch.zeros(2) if model.mark == "plain" else torch.ones(2)
+
+    plain = types.SimpleNamespace(mark="plain", loaded_size=lambda: 2**22)
+    part = compare(Example("x", plain, sample, 7, 2, "fast"), FakePack(), rounds=2)
+    assert [row["way"] for row in part.rows] == ["plain", "offload", "DBCache", "both"]
+    assert len(unloaded) == 3 * 4
+    assert [steps for _, steps in sampled] == [2, 7] * 12
+    assert len({mark for mark, _ in sampled}) == 4
+    row = part.rows[0]
+    assert (row["to plain"], row["hits"], row["weights MiB"], row["max diff"]) == (1.0, 0, 4.0, 0.0)
+    row = part.rows[3]
+    assert (row["hits"], row["streamed MiB"], row["weights MiB"], row["max diff"]) == (3, 1.0, 2.0, 1.0)
+    assert len(row["seconds"]) == 2

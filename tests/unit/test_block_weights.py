@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from pack.offload.block_weights import ALIGNMENT, BlockWeights, HeldAttribute
+from pack.offload.device import SynchronousDevice
+from pack.offload.streamer import BlockStreamer
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.float8_e4m3fn]
 
@@ -181,3 +183,57 @@ def test_works_in_inference_mode():
         expected = block(x)
         with weights.installed(weights.device_entries(buffer, lambda tensor: tensor)):
             assert torch.equal(block(x), expected)
+
+
+def test_same_memory_is_told_from_equal_values():
+    block = torch.nn.Linear(4, 4).requires_grad_(False)
+    weights = BlockWeights(block)
+    with torch.no_grad():
+        block.weight.mul_(2)
+    assert weights.is_same_memory(BlockWeights(block))
+    assert not weights.is_same_memory(BlockWeights(block, {id(block.weight): block.weight.clone()}))
+    block.weight.data = block.weight.data.clone()
+    assert weights.is_same_memory(BlockWeights(block))  # looked up when copied: both see the new memory
+    other = torch.nn.Linear(4, 4).requires_grad_(False)
+    assert not weights.is_same_memory(BlockWeights(other))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_entries_ask_for_gradients_where_the_originals_do(inference):
+    """torch's matmul takes another way for weights that do, with other last bits."""
+    block = torch.nn.Linear(4, 4)
+    block.bias.requires_grad_(False)
+    buffer = torch.empty(BlockWeights(block).size, dtype=torch.uint8)
+    with torch.inference_mode(inference):
+        entries = BlockWeights(block).device_entries(buffer, lambda tensor: tensor)
+        assert [entry.requires_grad for entry in entries] == [True, False]
+        assert not any(entry.is_inference() for entry in entries)
+        baked = BlockWeights(block, {id(block.weight): block.weight.detach().clone()})
+        assert [entry.requires_grad for entry in baked.device_entries(buffer, lambda t: t)] == [False, False]
+
+
+def test_a_buffer_made_in_inference_mode_can_be_used_outside_of_it():
+    block = torch.nn.Linear(4, 4)
+    weights = BlockWeights(block)
+    with torch.inference_mode():
+        buffer = torch.empty(weights.size, dtype=torch.uint8)
+        for destination, host in weights.copy_pairs(buffer):
+            destination.copy_(host)
+    given = torch.ones(1, 4)
+    with torch.no_grad():
+        expected = block(given)
+        with weights.installed(weights.device_entries(buffer, lambda tensor: tensor)):
+            assert torch.equal(block(given), expected)
+
+
+def test_streamed_products_are_those_of_the_plain_weights():
+    """A strided input, as joint attention hands it on: here torch's two ways to multiply differ."""
+    layer = torch.nn.Linear(256, 256)
+    given = torch.randn(2, 24, 256, generator=torch.Generator().manual_seed(0))[:, :8]
+    weights = BlockWeights(layer)
+    streamer = BlockStreamer({0: weights}, 1, SynchronousDevice(torch.device("cpu")), 0)
+    with torch.inference_mode():
+        expected = layer(given)
+        streamer.begin_call(plan=None, next_head=None)
+        assert torch.equal(streamer.run_block(0, layer, (given,), {}), expected)
+        streamer.end_call()

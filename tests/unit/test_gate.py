@@ -172,7 +172,7 @@ def test_threshold_zero_never_hits_and_keeps_nothing():
         assert torch.equal(output, rig.plain(step))
 
 
-@pytest.mark.parametrize("calibrator", ["taylorseer", "foca", "dmd"])
+@pytest.mark.parametrize("calibrator", ["taylorseer", "foca", "dmd", "secant", "sigma_taylor"])
 @each_shape
 def test_calibrators_forecast_better_than_reuse(shape, calibrator):
     """On a slow, smooth trajectory a forecast of the residual is nearer to the truth than the old residual."""
@@ -189,7 +189,7 @@ def test_calibrators_forecast_better_than_reuse(shape, calibrator):
     assert error(calibrator) < 0.7 * error("none")
 
 
-@pytest.mark.parametrize("calibrator", ["taylorseer", "foca", "dmd"])
+@pytest.mark.parametrize("calibrator", ["taylorseer", "foca", "dmd", "secant", "sigma_taylor"])
 def test_calibrators_stay_finite_when_a_step_is_evaluated_twice(calibrator):
     rig = GateRig("in_place", custom(warmup_steps=2, max_continuous=1, calibrator=calibrator, calibrator_order=2))
     for step in range(10):
@@ -483,7 +483,7 @@ def test_at_most_two_more_tensors_inside_a_call(shape):
 
 
 @each_shape
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "foca"])
+@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "foca", "secant", "sigma_taylor"])
 def test_the_cache_on_the_cpu_gives_the_same(shape, calibrator):
     """On one device both ways keep the same numbers; what goes to main memory is tested with a stand-in below."""
     rigs = [GateRig(shape, custom(cache_device=device, calibrator=calibrator)) for device in ("device", "cpu")]
@@ -509,6 +509,13 @@ def test_only_one_kept_tensor_at_a_time_is_brought_back(shape, monkeypatch):
     assert not kept & {tensor.untyped_storage().data_ptr() for tensor in moved}
 
 
+def tensors_in(value) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for one in inner for tensor in tensors_in(one)]
+
+
 class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes where the storage of every tensor was made: while ``inside`` is true, or not."""
 
@@ -531,7 +538,7 @@ class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 @each_shape
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer"])
+@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "secant", "sigma_taylor"])
 def test_everything_kept_is_made_where_it_may_be_kept(shape, calibrator, monkeypatch):
     """ComfyUI's allocation-recording compiler aborts when a tensor made inside a block's scope outlives it."""
     import contextlib
@@ -557,9 +564,11 @@ def test_everything_kept_is_made_where_it_may_be_kept(shape, calibrator, monkeyp
             _, outcome = rig.call(step)
         context = next(iter(rig.session._branches.values())).context._context
         kept = list(context.buffers.values())
-        if calibrator != "none":
+        if calibrator == "taylorseer":
             for state in context.calibrator.states.values():
                 kept += [t for group in state.state.values() for t in group if t is not None]
+        if calibrator in ("secant", "sigma_taylor"):
+            kept += [t for group in vars(context.calibrator).values() for t in tensors_in(group)]
         assert kept
         for tensor in kept:
             assert tensor.untyped_storage().data_ptr() in recorder.made_inside

@@ -262,6 +262,17 @@ def test_start_and_end_percent():
     assert outcomes[9][1] == "after end_percent"
 
 
+@pytest.mark.parametrize("joined", [(0, 1), (0,)])
+def test_the_last_step_is_computed_unless_told_otherwise(joined):
+    for compute, last in ((True, ("miss", "last step")), (False, ("hit", "threshold is 1"))):
+        model = cached(patcher_of("out_of_place"), max_continuous=-1, compute_last_step=compute)
+        sample(model, (joined,))
+        calls = run_of(model)["calls"]
+        assert [call["outcome"] for call in calls[2:-1]] == ["hit"] * (len(calls) - 3)
+        assert calls[-1]["outcome"] == last[0]
+        assert calls[-1]["reason"].startswith(last[1][:9])
+
+
 def test_a_preset_is_off_on_four_steps_and_says_so():
     plain = patcher_of("out_of_place")
     sigmas = torch.linspace(1, 0, 5)

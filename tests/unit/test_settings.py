@@ -90,3 +90,15 @@ def test_something_must_be_left_to_skip(fn, bn, blocks, fits):
         return
     with pytest.raises(ValueError, match=f"Fn is {fn} and Bn is {bn}.*{blocks} blocks.*Lower Fn or Bn"):
         settings.check_stack(blocks)
+
+
+def test_long_skips_need_the_early_blocks():
+    """Hunyuan-DiT: late blocks take the outputs of early ones."""
+    quality = DBCacheSettings(preset="quality").with_long_skips("Hunyuan-DiT")
+    assert (quality.with_preset().fn, quality.with_preset().bn) == (1, 1)
+    assert DBCacheSettings(preset="quality").with_preset().bn == 2
+    assert DBCacheSettings(preset="fast").with_long_skips("Hunyuan-DiT").with_preset().bn == 0
+    custom = DBCacheSettings(preset="custom", fn=2, bn=2)
+    assert custom.with_long_skips("Hunyuan-DiT") == custom
+    with pytest.raises(ValueError, match=r"Bn is 3 and Fn is 2.*Set Fn to at least Bn"):
+        DBCacheSettings(preset="custom", fn=2, bn=3).with_long_skips("Hunyuan-DiT")

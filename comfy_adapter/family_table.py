@@ -1,0 +1,323 @@
+"""Every DiT family that ComfyUI ships, as data. Facts measured on ComfyUI 0.3.75 and 0.33 with tiny models.
+
+docs/families.md is this table, rendered; ``nox -s families`` writes it anew.
+"""
+
+from __future__ import annotations
+
+from ..dbcache.layout import PackedStreams, Stream
+from .family_types import BlockList, Family
+
+NEWER = "0.33.0"
+
+_IMAGE_AND_TEXT = (Stream("image", "img", output=0), Stream("text", "txt", output=1))
+_JOINT = (Stream("joint", "x", position=0),)
+_TEXT_FIRST = (Stream("text", "encoder_hidden_states", output=0), Stream("image", "hidden_states", output=1))
+_IMAGE_FIRST = (Stream("image", "hidden_states", output=0), Stream("text", "encoder_hidden_states", output=1))
+
+
+def _one(name: str, argument: str = "x", position: int | None = 0) -> tuple[Stream, ...]:
+    return (Stream(name, argument, position=position),)
+
+
+def _doubles_and_singles() -> tuple[BlockList, ...]:
+    return (BlockList("double_blocks", _IMAGE_AND_TEXT), BlockList("single_blocks", _JOINT))
+
+
+_CONTROL = "ControlNet's additions, the join of text and image"
+_TEXT_REFINER = "txt_in.individual_token_refiner: prepares the text, two small blocks"
+_REFINERS = "noise_refiner, context_refiner: before the stack, on other tokens, two blocks each"
+
+FAMILIES = (
+    Family("Flux", ("Flux",), _doubles_and_singles(), between=_CONTROL, notes="Flux.1, Flux.2, Kontext, LongCat-Image"),
+    Family("Chroma", ("Chroma",), _doubles_and_singles(), between=_CONTROL),
+    Family(
+        "Chroma Radiance",
+        ("ChromaRadiance",),
+        _doubles_and_singles(),
+        between=_CONTROL,
+        left_alone="nerf_blocks: on pixels after the stack, called once a tile",
+    ),
+    Family(
+        "HunyuanVideo",
+        ("HunyuanVideo",),
+        _doubles_and_singles(),
+        between=_CONTROL,
+        left_alone=_TEXT_REFINER,
+        notes="HunyuanVideo 1.0 and 1.5, HunyuanImage 2.1",
+    ),
+    Family(
+        "Hunyuan3D 2", ("Hunyuan3Dv2",), _doubles_and_singles(), between="the join of the two streams", notes="shapes"
+    ),
+    Family(
+        "Hunyuan3D 2.1",
+        ("HunYuanDiTPlain",),
+        (BlockList("blocks", _one("shape", "hidden_states")),),
+        wrapper="apply_model",
+        long_skips=True,
+    ),
+    Family(
+        "Hunyuan-DiT", ("HunYuanDiT",), (BlockList("blocks", _one("image")),), wrapper="apply_model", long_skips=True
+    ),
+    Family(
+        "Wan", ("WanModel",), (BlockList("blocks", _one("video")),), notes="Wan 2.1 and 2.2, text and image to video"
+    ),
+    Family(
+        "Wan VACE",
+        ("VaceWanModel",),
+        (BlockList("blocks", _one("video")),),
+        between="hints of vace_blocks, in place",
+        left_alone="vace_blocks: their hints are added in cached steps as well",
+    ),
+    Family("Wan Camera", ("CameraWanModel",), (BlockList("blocks", _one("video")),)),
+    Family(
+        "Wan S2V",
+        ("WanModel_S2V",),
+        (BlockList("blocks", _one("video")),),
+        between="audio, in place",
+        left_alone="audio_injector: its additions are made in cached steps as well",
+    ),
+    Family("Wan HuMo", ("HumoWanModel",), (BlockList("blocks", _one("video")),)),
+    Family(
+        "Wan Animate",
+        ("AnimateWanModel",),
+        (BlockList("blocks", _one("video")),),
+        between="the face, after every fifth block",
+        left_alone="face_adapter, motion_encoder: run in cached steps as well",
+    ),
+    Family(
+        "Wan SCAIL",
+        ("SCAILWanModel",),
+        (BlockList("blocks", _one("video")),),
+        since=NEWER,
+    ),
+    Family(
+        "Qwen-Image",
+        ("QwenImageTransformer2DModel",),
+        (BlockList("transformer_blocks", _TEXT_FIRST),),
+        between="ControlNet's additions",
+        notes="Qwen-Image and Qwen-Image-Edit",
+    ),
+    Family(
+        "Mage-Flow",
+        ("MageFlowTransformer2DModel",),
+        (BlockList("transformer_blocks", _TEXT_FIRST),),
+        since=NEWER,
+        between="ControlNet's additions",
+    ),
+    Family(
+        "Lens",
+        ("LensTransformer2DModel",),
+        (BlockList("transformer_blocks", _TEXT_FIRST),),
+        since=NEWER,
+        between="ControlNet's additions",
+    ),
+    Family("JoyImage", ("JoyImageTransformer3DModel",), (BlockList("double_blocks", _IMAGE_FIRST),), since=NEWER),
+    Family("CogVideoX", ("CogVideoXTransformer3DModel",), (BlockList("blocks", _IMAGE_FIRST),), since=NEWER),
+    Family("LTX-Video", ("LTXVModel",), (BlockList("transformer_blocks", _one("video")),)),
+    Family(
+        "LTX-2",
+        ("LTXAVModel",),
+        (
+            BlockList(
+                "transformer_blocks",
+                (
+                    Stream("video", "x", position=0, item=0, output=0),
+                    Stream("audio", "x", position=0, item=1, output=1),
+                ),
+            ),
+        ),
+        since=NEWER,
+        left_alone="embeddings connectors: once a run, on the text",
+    ),
+    Family(
+        "MiniMax-H3",
+        ("MiniMaxH3Model",),
+        (
+            # Packed [text | conditions | audio | video]; ``mod_segments`` has a span for each, the targets last.
+            BlockList("blocks", _one("packed"), PackedStreams("mod_segments", 2, ("audio", "video"), "context")),
+        ),
+        since=NEWER,
+        left_alone="token_refiner: prepares the text, two small blocks",
+        notes="one picture or video at a time",
+    ),
+    Family(
+        "Lumina 2",
+        ("NextDiT",),
+        (BlockList("layers", _JOINT),),
+        left_alone=_REFINERS,
+        notes="Lumina 2 and Z-Image",
+    ),
+    Family(
+        "OmniGen 2",
+        ("OmniGen2Transformer2DModel",),
+        (BlockList("layers", _one("joint", "hidden_states")),),
+        wrapper="apply_model",
+        left_alone=_REFINERS,
+    ),
+    Family(
+        "Boogu",
+        ("BooguTransformer2DModel",),
+        (
+            BlockList(
+                "double_stream_layers",
+                (
+                    Stream("image", "img_hidden_states", position=0, output=0),
+                    Stream("text", "instruct_hidden_states", position=1, output=1),
+                ),
+            ),
+            BlockList("single_stream_layers", _one("joint", "hidden_states")),
+        ),
+        wrapper="apply_model",
+        since=NEWER,
+        between="the join of text and image",
+        left_alone=_REFINERS,
+    ),
+    Family(
+        "HiDream-I1",
+        ("HiDreamImageTransformer2DModel",),
+        (
+            BlockList(
+                "double_stream_blocks",
+                (Stream("image", "image_tokens", output=0), Stream("text", "text_tokens", output=1)),
+            ),
+            BlockList("single_stream_blocks", _one("joint", "image_tokens", None)),
+        ),
+        between="each block's own text tokens, joined before it and cut off after it",
+    ),
+    Family(
+        "HiDream-O1",
+        ("HiDreamO1Transformer",),
+        (BlockList("language_model.layers", _one("joint", "x", None)),),
+        since=NEWER,
+        left_alone="visual: looks at reference pictures",
+        no_cache="its blocks keep keys and values of their own from call to call",
+    ),
+    Family(
+        "Stable Diffusion 3",
+        ("OpenAISignatureMMDITWrapper",),
+        (
+            BlockList(
+                "joint_blocks",
+                (
+                    Stream("text", "context", position=0, output=0, may_end=True),
+                    Stream("image", "x", position=1, output=1),
+                ),
+            ),
+        ),
+        wrapper="apply_model",
+        between="ControlNet's additions",
+        notes="SD 3 and 3.5",
+    ),
+    Family(
+        "AuraFlow",
+        ("MMDiT",),
+        (
+            BlockList(
+                "double_layers",
+                (Stream("text", "c", position=0, output=0), Stream("image", "x", position=1, output=1)),
+            ),
+            BlockList("single_layers", _one("joint", "cx")),
+        ),
+        between="the join of text and image",
+    ),
+    Family(
+        "PixArt", ("PixArtMS",), (BlockList("blocks", _one("image")),), wrapper="apply_model", notes="alpha and sigma"
+    ),
+    Family("Cosmos 1", ("GeneralDIT",), (BlockList("blocks", _one("video")),), between="position embeddings, in place"),
+    Family(
+        "Cosmos Predict 2",
+        ("MiniTrainDIT",),
+        (BlockList("blocks", _one("video", "x_B_T_H_W_D")),),
+    ),
+    Family(
+        "Anima",
+        ("Anima",),
+        (BlockList("blocks", _one("image", "x_B_T_H_W_D")),),
+        since=NEWER,
+        left_alone="llm_adapter: once a run, on the text",
+    ),
+    Family(
+        "Mochi",
+        ("AsymmDiTJoint",),
+        (
+            BlockList(
+                "blocks",
+                (Stream("video", "x", position=0, output=0), Stream("text", "y", position=2, output=1)),
+            ),
+        ),
+        wrapper="apply_model",
+    ),
+    Family(
+        "Kandinsky 5",
+        ("Kandinsky5",),
+        (BlockList("visual_transformer_blocks", _one("video", "visual_embed")),),
+        since=NEWER,
+        left_alone="text_transformer_blocks: prepare the text, two small blocks",
+    ),
+    Family("Krea 2", ("SingleStreamDiT",), (BlockList("blocks", _JOINT),), since=NEWER),
+    Family("ERNIE-Image", ("ErnieImageModel",), (BlockList("layers", _JOINT),), wrapper="apply_model", since=NEWER),
+    Family("Ideogram 4", ("Ideogram4Transformer2DModel",), (BlockList("layers", _JOINT),), since=NEWER),
+    Family(
+        "ACE-Step",
+        ("ACEStepTransformer2DModel",),
+        (BlockList("transformer_blocks", _one("audio", "hidden_states", None)),),
+        left_alone="lyric_encoder: prepares the lyrics",
+    ),
+    Family(
+        "ACE-Step 1.5",
+        ("AceStepConditionGenerationModel",),
+        (BlockList("decoder.layers", _one("audio", "hidden_states", None)),),
+        wrapper="apply_model",
+        since=NEWER,
+        left_alone="lyric and timbre encoders, tokenizer, detokenizer: prepare the conditions",
+    ),
+    Family(
+        "Stable Audio",
+        ("AudioDiffusionTransformer",),
+        (BlockList("transformer.layers", _one("audio")),),
+        wrapper="apply_model",
+    ),
+    Family(
+        "PixelDiT",
+        ("PixDiT_T2I",),
+        (
+            BlockList(
+                "patch_blocks",
+                (Stream("patches", "x", position=0, output=0), Stream("text", "y", position=1, output=1)),
+            ),
+            BlockList("pixel_blocks", _one("pixels")),
+        ),
+        since=NEWER,
+        between="the patches become the pixel blocks' condition",
+    ),
+    Family(
+        "TripoSplat",
+        ("LatentSeqMMFlowModel",),
+        (BlockList("blocks", _JOINT),),
+        since=NEWER,
+        between="repo_layers look at the hidden state",
+        left_alone="repo_layers and the refiners: run in cached steps as well",
+    ),
+    Family(
+        "SeedVR2",
+        ("NaDiT",),
+        (BlockList("blocks", (Stream("video", "vid", output=0), Stream("text", "txt", output=1))),),
+        wrapper="apply_model",
+        since=NEWER,
+        no_cache="it restores in one step, so there is nothing to skip",
+    ),
+)
+
+# Models whose lists look like a stack and are none: every part of a UNet takes what far earlier parts returned, and
+# those that ComfyUI calls outside of the wrappers cannot be hooked.
+NOT_A_STACK = (
+    "UNetModel",
+    "StageB",
+    "StageC",
+    "CausalWanModel",
+    "MiniMaxMusic3DiT",
+    "RTv4",
+    "DepthAnything3Net",
+    "SAM3Model",
+)

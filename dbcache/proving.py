@@ -1,0 +1,97 @@
+"""Finds out, on one exact call, how hidden states travel through a stack that no table entry describes.
+
+A stack is proven when its blocks run in order, once each, and every block is given, in the same arguments, the very
+tensors that the block before it returned. Nothing is kept but the last block's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .branches import CallInfo, base_name
+from .gate import CallOutcome
+from .layout import PlacedSegment, Segment, StackLayout, Stream
+
+Slot = tuple[int | str, int | None]
+
+
+class StackProver:
+    """Intercepts every block of one call (see ``HookManager``) without changing it.
+
+    Args:
+        total: number of blocks in the stack.
+        call: the call, for its outcome.
+    """
+
+    must_recompute = False
+
+    def __init__(self, total: int, call: CallInfo) -> None:
+        self._total = total
+        self._call = call
+        self._next = 0
+        self._results: tuple[torch.Tensor, ...] = ()
+        self._bare = True
+        self._slots: list[set[Slot]] | None = None
+        self.why = ""
+
+    def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run block ``index`` and look at what it was given and what it returns."""
+        if not self.why:
+            self._look(index, args, kwargs)
+        result = forward(*args, **kwargs)
+        if not self.why:
+            self._note(index, result)
+        return result
+
+    def finish(self) -> CallOutcome:
+        """Close the call and say what became of it."""
+        self._results = ()
+        if not self.why and self._next < self._total:
+            self.why = "not every block ran" if self._next else "no block ran"
+        return CallOutcome(base_name(self._call.kinds), False, self.why or "first call: the block stack is looked at")
+
+    def layout(self) -> StackLayout | None:
+        """Return the proven layout; ``None`` when there is none, for the reason in ``why``. Valid after finish."""
+        if self.why or not self._slots:
+            return None
+        streams = []
+        for output, slots in enumerate(self._slots):
+            place, item = min(slots, key=str)
+            position = place if isinstance(place, int) else None
+            name = f"stream {output}" if len(self._slots) > 1 else "hidden"
+            argument = place if isinstance(place, str) else ""
+            streams.append(Stream(name, argument, position, item, None if self._bare else output))
+        return StackLayout((PlacedSegment(Segment(tuple(streams)), 0, self._total),))
+
+    def _look(self, index: int, args: tuple, kwargs: dict[str, Any]) -> None:
+        if index != self._next:
+            self.why = f"block {index} ran where block {self._next} was due"
+            return
+        self._next += 1
+        if index == 0:
+            return
+        given = list(_tensors(args, kwargs))
+        found = [{slot for slot, tensor in given if tensor is result} for result in self._results]
+        self._slots = found if self._slots is None else [a & b for a, b in zip(self._slots, found, strict=False)]
+        if not all(self._slots):
+            self.why = f"block {index} is not given what block {index - 1} returned"
+
+    def _note(self, index: int, result: Any) -> None:
+        bare = isinstance(result, torch.Tensor)
+        results = (result,) if bare else tuple(result) if isinstance(result, tuple | list) else ()
+        if not results or not all(isinstance(one, torch.Tensor) for one in results):
+            self.why = f"block {index} returns something else than tensors"
+        elif index > 0 and (bare != self._bare or len(results) != len(self._results)):
+            self.why = f"block {index} returns something else than the block before it"
+        self._bare, self._results = bare, results
+
+
+def _tensors(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[Slot, Any]]:
+    for place, value in [*enumerate(args), *kwargs.items()]:
+        yield (place, None), value
+        if isinstance(value, tuple | list):
+            for item, inner in enumerate(value):
+                yield (place, item), inner

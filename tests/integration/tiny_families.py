@@ -1,0 +1,799 @@
+"""Tiny random-weight models of every DiT family that ComfyUI ships, built through ComfyUI's own model classes.
+
+Data only: the class in ``comfy.supported_models``, its sizes, a latent, and what a text encoder would give it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+TEXT = 64
+
+
+def noise(*shape: int, seed: int = 9) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class TinyFamily:
+    """How to build and sample one tiny model.
+
+    Attributes:
+        name: the variant's name, as used in the project's notes on families.
+        config: class in ``comfy.supported_models``.
+        unet: its sizes.
+        latent: shape of a latent.
+        text: width of a text embedding, or a function (tokens, seed) -> tensor.
+        extras: further entries of a conditioning.
+        scale: of the random matrices; smaller ones make a smoother model.
+        varies: whether prompts of different lengths can be sampled.
+        masked: whether text encoders give an attention mask with it.
+        state: weights that are needed to make the model at all.
+        cached: whether DBCache can be used on it.
+    """
+
+    name: str
+    config: str
+    unet: dict[str, Any]
+    latent: tuple
+    text: int = TEXT
+    extras: dict[str, Any] = field(default_factory=dict)
+    scale: float = 0.5
+    varies: bool = True
+    masked: bool = False
+    state: Callable[[], dict[str, Any]] = dict
+    cached: bool = True
+
+
+def _seconds() -> dict[str, torch.Tensor]:
+    """Return the weights of Stable Audio's two number embedders."""
+    from comfy.ldm.audio.embedders import NumberConditioner
+
+    prefixes = ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
+    return {p + key: value for p in prefixes for key, value in NumberConditioner(768, 0, 512).state_dict().items()}
+
+
+_FLUX = {
+    "image_model": "flux",
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": 2,
+    "vec_in_dim": 32,
+    "context_in_dim": TEXT,
+    "hidden_size": 64,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 3,
+    "depth_single_blocks": 4,
+    "axes_dim": [8, 12, 12],
+    "theta": 10000,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "txt_ids_dims": [],
+}
+_FLUX2 = {
+    **_FLUX,
+    "image_model": "flux2",
+    "in_channels": 128,
+    "out_channels": 128,
+    "patch_size": 1,
+    "vec_in_dim": None,
+    "mlp_ratio": 3.0,
+    "axes_dim": [8, 8, 8, 8],
+    "theta": 2000,
+    "qkv_bias": False,
+    "guidance_embed": True,
+    "txt_ids_dims": [3],
+    "global_modulation": True,
+    "mlp_silu_act": True,
+    "ops_bias": False,
+}
+_CHROMA = {
+    **{key: value for key, value in _FLUX.items() if key != "guidance_embed"},
+    "image_model": "chroma",
+    "in_channels": 64,
+    "out_channels": 64,
+    "in_dim": 64,
+    "out_dim": 64,
+    "hidden_dim": 64,
+    "n_layers": 2,
+}
+_RADIANCE = {
+    **_CHROMA,
+    "image_model": "chroma_radiance",
+    "in_channels": 3,
+    "out_channels": 3,
+    "patch_size": 16,
+    "nerf_hidden_size": 16,
+    "nerf_mlp_ratio": 2,
+    "nerf_depth": 2,
+    "nerf_max_freqs": 4,
+    "nerf_tile_size": 512,
+    "nerf_final_head_type": "conv",
+    "nerf_embedder_dtype": torch.float32,
+    "use_x0": False,
+    "use_sequential_txt_ids": False,
+}
+_HUNYUAN_VIDEO = {
+    "image_model": "hunyuan_video",
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 32,
+    "context_in_dim": TEXT,
+    "hidden_size": 64,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 3,
+    "depth_single_blocks": 4,
+    "axes_dim": [8, 12, 12],
+    "theta": 256,
+    "patch_size": [1, 2, 2],
+    "qkv_bias": True,
+    "guidance_embed": False,
+    "byt5": False,
+    "meanflow": False,
+    "use_cond_type_embedding": False,
+    "vision_in_dim": None,
+    "meanflow_sum": False,
+}
+_WAN = {
+    "image_model": "wan2.1",
+    "model_type": "t2v",
+    "dim": 64,
+    "ffn_dim": 128,
+    "num_heads": 2,
+    "num_layers": 8,
+    "text_dim": TEXT,
+    "in_dim": 16,
+    "out_dim": 16,
+    "freq_dim": 64,
+    "patch_size": (1, 2, 2),
+    "text_len": 32,
+}
+_VIDEO = (1, 16, 2, 8, 8)
+_QWEN = {
+    "image_model": "qwen_image",
+    "patch_size": 2,
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 6,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT,
+    "axes_dims_rope": (8, 12, 12),
+}
+_SD3 = {
+    "in_channels": 16,
+    "patch_size": 2,
+    "depth": 4,
+    "num_patches": 1024,
+    "input_size": None,
+    "pos_embed_scaling_factor": None,
+    "pos_embed_max_size": 32,
+    "adm_in_channels": 32,
+    "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": TEXT, "out_features": 256}},
+    "context_size": TEXT,
+    "qk_norm": "rms",
+}
+_LUMINA = {
+    "image_model": "lumina2",
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 96,
+    "cap_feat_dim": TEXT,
+    "n_layers": 6,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "qk_norm": True,
+    "axes_dims": [16, 16, 16],
+    "axes_lens": [300, 512, 512],
+    "multiple_of": 32,
+}
+_COSMOS2 = {
+    "image_model": "cosmos_predict2",
+    "max_img_h": 64,
+    "max_img_w": 64,
+    "max_frames": 16,
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_spatial": 2,
+    "patch_temporal": 1,
+    "model_channels": 64,
+    "num_blocks": 6,
+    "num_heads": 2,
+    "crossattn_emb_channels": TEXT,
+    "pos_emb_cls": "rope3d",
+    "pos_emb_learnable": True,
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 16,
+    "extra_per_block_abs_pos_emb": False,
+    "rope_enable_fps_modulation": False,
+}
+
+
+def known(unet: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes without those that this ComfyUI has no name for."""
+    modules = {
+        "flux": "flux.model.FluxParams",
+        "flux2": "flux.model.FluxParams",
+        "longcat_image": "flux.model.FluxParams",
+        "chroma": "chroma.model.ChromaParams",
+        "chroma_radiance": "chroma_radiance.model.ChromaRadianceParams",
+        "hunyuan_video": "hunyuan_video.model.HunyuanVideoParams",
+    }
+    if unet.get("image_model") not in modules:
+        return dict(unet)
+    module, name = modules[unet["image_model"]].rsplit(".", 1)
+    fields = getattr(importlib.import_module(f"comfy.ldm.{module}"), name).__dataclass_fields__
+    return {key: value for key, value in unet.items() if key == "image_model" or key in fields}
+
+
+TINY_FAMILIES = (
+    TinyFamily("flux", "Flux", _FLUX, (1, 16, 8, 8)),
+    TinyFamily("flux2", "Flux2", _FLUX2, (1, 128, 8, 8)),
+    TinyFamily(
+        "longcat_image",
+        "LongCatImage",
+        {**_FLUX, "image_model": "longcat_image", "guidance_embed": False, "vec_in_dim": None, "txt_ids_dims": [1, 2]},
+        (1, 16, 8, 8),
+    ),
+    TinyFamily("chroma", "Chroma", _CHROMA, (1, 16, 8, 8)),
+    TinyFamily("chroma_radiance", "ChromaRadiance", _RADIANCE, (1, 3, 64, 64)),
+    TinyFamily(
+        "hunyuan3d2",
+        "Hunyuan3Dv2",
+        {
+            "image_model": "hunyuan3d2",
+            "in_channels": 16,
+            "context_in_dim": TEXT,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "depth": 3,
+            "depth_single_blocks": 4,
+            "qkv_bias": True,
+            "guidance_embed": False,
+        },
+        (1, 16, 32),
+    ),
+    TinyFamily(
+        "hunyuan3d2_1",
+        "Hunyuan3Dv2_1",
+        {
+            "image_model": "hunyuan3d2_1",
+            "in_channels": 16,
+            "hidden_size": 64,
+            "context_dim": TEXT,
+            "depth": 7,
+            "num_heads": 2,
+            "num_moe_layers": 2,
+            "num_experts": 2,
+            "moe_top_k": 1,
+            "guidance_cond_proj_dim": 64,
+        },
+        (1, 16, 32),
+        varies=False,
+    ),
+    TinyFamily("qwen_image", "QwenImage", _QWEN, (1, 16, 1, 8, 8)),
+    TinyFamily(
+        "qwen_image_edit", "QwenImage", _QWEN, (1, 16, 1, 8, 8), extras={"reference_latents": [noise(1, 16, 1, 8, 8)]}
+    ),
+    TinyFamily(
+        "mage_flow",
+        "MageFlow",
+        {
+            "image_model": "mage_flow",
+            "in_channels": 128,
+            "out_channels": 128,
+            "num_layers": 6,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "joint_attention_dim": TEXT,
+            "axes_dims_rope": (8, 12, 12),
+        },
+        (1, 128, 8, 8),
+    ),
+    TinyFamily(
+        "lens",
+        "Lens",
+        {
+            "image_model": "lens",
+            "in_channels": 128,
+            "out_channels": 32,
+            "num_layers": 6,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "enc_hidden_dim": 16,
+            "axes_dims_rope": (8, 12, 12),
+        },
+        (1, 128, 8, 8),
+    ),
+    TinyFamily(
+        "joyimage",
+        "JoyImage",
+        {
+            "image_model": "joyimage",
+            "patch_size": [1, 2, 2],
+            "in_channels": 16,
+            "hidden_size": 128,
+            "num_attention_heads": 1,
+            "text_dim": TEXT,
+            "num_layers": 6,
+        },
+        (1, 16, 1, 8, 8),
+    ),
+    TinyFamily("sd3", "SD3", _SD3, (1, 16, 8, 8)),
+    TinyFamily("sd35_medium", "SD3", {**_SD3, "x_block_self_attn_layers": [0, 1, 2]}, (1, 16, 8, 8)),
+    TinyFamily(
+        "auraflow",
+        "AuraFlow",
+        {
+            "cond_seq_dim": TEXT,
+            "max_seq": 64,
+            "dim": 64,
+            "n_layers": 6,
+            "n_double_layers": 2,
+            "n_heads": 2,
+            "global_conddim": 64,
+            "in_channels": 4,
+            "out_channels": 4,
+            "patch_size": 2,
+        },
+        (1, 4, 8, 8),
+    ),
+    TinyFamily(
+        "pixart_alpha",
+        "PixArtAlpha",
+        {
+            "image_model": "pixart_alpha",
+            "input_size": 16,
+            "hidden_size": 96,
+            "depth": 6,
+            "num_heads": 2,
+            "caption_channels": TEXT,
+            "pe_interpolation": 1,
+            "micro_condition": True,
+        },
+        (1, 4, 48, 48),
+    ),
+    TinyFamily(
+        "pixart_sigma",
+        "PixArtSigma",
+        {
+            "image_model": "pixart_sigma",
+            "input_size": 16,
+            "hidden_size": 96,
+            "depth": 6,
+            "num_heads": 2,
+            "caption_channels": TEXT,
+            "pe_interpolation": 1,
+            "micro_condition": False,
+        },
+        (1, 4, 48, 48),
+    ),
+    TinyFamily(
+        "hunyuan_dit",
+        "HunyuanDiT",
+        {
+            "image_model": "hydit",
+            "hidden_size": 64,
+            "depth": 8,
+            "num_heads": 2,
+            "text_states_dim": TEXT,
+            "text_states_dim_t5": TEXT,
+            "text_len": 8,
+            "text_len_t5": 8,
+            "mlp_ratio": 4.0,
+            "size_cond": True,
+            "use_style_cond": True,
+            "in_channels": 4,
+        },
+        (1, 4, 16, 16),
+        extras={
+            "attention_mask": torch.ones(1, 8),
+            "conditioning_mt5xl": noise(1, 8, TEXT),
+            "attention_mask_mt5xl": torch.ones(1, 8),
+        },
+        varies=False,
+    ),
+    TinyFamily("hunyuan_video", "HunyuanVideo", _HUNYUAN_VIDEO, (1, 16, 3, 8, 8)),
+    TinyFamily(
+        "hunyuan_image21",
+        "HunyuanImage21",
+        {
+            **_HUNYUAN_VIDEO,
+            "in_channels": 64,
+            "out_channels": 64,
+            "patch_size": [1, 1],
+            "axes_dim": [16, 16],
+            "vec_in_dim": None,
+        },
+        (1, 64, 8, 8),
+    ),
+    TinyFamily(
+        "hunyuan_video15",
+        "HunyuanVideo15",
+        {
+            **_HUNYUAN_VIDEO,
+            "in_channels": 65,
+            "out_channels": 32,
+            "patch_size": [1, 1, 1],
+            "vec_in_dim": None,
+            "use_cond_type_embedding": True,
+        },
+        (1, 32, 3, 6, 6),
+    ),
+    TinyFamily(
+        "ltxv",
+        "LTXV",
+        {
+            "image_model": "ltxv",
+            "in_channels": 128,
+            "cross_attention_dim": 64,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "caption_channels": TEXT,
+            "num_layers": 6,
+        },
+        (1, 128, 3, 4, 4),
+        masked=True,
+    ),
+    TinyFamily("wan21_t2v", "WAN21_T2V", _WAN, _VIDEO),
+    TinyFamily("wan21_i2v", "WAN21_I2V", {**_WAN, "model_type": "i2v", "in_dim": 36}, _VIDEO),
+    TinyFamily(
+        "wan21_vace",
+        "WAN21_Vace",
+        {**_WAN, "model_type": "vace", "vace_layers": 4, "vace_in_dim": 96},
+        _VIDEO,
+        extras={"vace_frames": [noise(1, 32, 2, 8, 8)], "vace_mask": [noise(1, 64, 2, 8, 8)], "vace_strength": [1.0]},
+    ),
+    TinyFamily(
+        "wan21_camera",
+        "WAN21_Camera",
+        {**_WAN, "model_type": "camera", "in_dim": 32},
+        _VIDEO,
+        extras={"camera_conditions": noise(1, 24, 2, 64, 64)},
+    ),
+    TinyFamily("wan22_t2v5b", "WAN22_T2V", {**_WAN, "in_dim": 48, "out_dim": 48}, (1, 48, 2, 8, 8)),
+    TinyFamily(
+        "wan22_s2v",
+        "WAN22_S2V",
+        {
+            **_WAN,
+            "model_type": "s2v",
+            "audio_dim": 32,
+            "num_audio_token": 2,
+            "audio_inject_layers": [0, 2, 5],
+            "cond_dim": 16,
+        },
+        _VIDEO,
+        extras={"audio_embed": noise(1, 25, 32, 8)},
+    ),
+    TinyFamily(
+        "wan22_animate",
+        "WAN22_Animate",
+        {**_WAN, "num_layers": 10, "model_type": "animate", "in_dim": 36, "motion_encoder_dim": 512},
+        _VIDEO,
+        extras={"pose_video_latent": noise(1, 16, 2, 8, 8)},
+    ),
+    TinyFamily(
+        "wan21_humo",
+        "WAN21_HuMo",
+        {**_WAN, "model_type": "humo", "in_dim": 36, "audio_token_num": 16},
+        _VIDEO,
+        extras={"audio_embed": noise(1, 2, 8, 5, 1280)},
+    ),
+    TinyFamily("lumina2", "Lumina2", _LUMINA, (1, 16, 8, 8)),
+    TinyFamily(
+        "zimage",
+        "ZImage",
+        {
+            **_LUMINA,
+            "dim": 256,
+            "axes_dims": [32, 48, 48],
+            "n_kv_heads": 2,
+            "z_image_modulation": True,
+            "time_scale": 1000.0,
+            "pad_tokens_multiple": 32,
+            "ffn_dim_multiplier": 2.0,
+        },
+        (1, 16, 8, 8),
+    ),
+    TinyFamily(
+        "omnigen2",
+        "Omnigen2",
+        {
+            "image_model": "omnigen2",
+            "in_channels": 16,
+            "hidden_size": 96,
+            "num_layers": 6,
+            "num_refiner_layers": 2,
+            "num_attention_heads": 2,
+            "num_kv_heads": 1,
+            "multiple_of": 32,
+            "axes_dim_rope": (16, 16, 16),
+            "text_feat_dim": TEXT,
+        },
+        (1, 16, 8, 8),
+        masked=True,
+    ),
+    TinyFamily(
+        "boogu",
+        "Boogu",
+        {
+            "image_model": "boogu",
+            "in_channels": 16,
+            "hidden_size": 96,
+            "num_layers": 6,
+            "num_double_stream_layers": 2,
+            "num_refiner_layers": 2,
+            "num_attention_heads": 2,
+            "num_kv_heads": 1,
+            "multiple_of": 32,
+            "axes_dim_rope": (16, 16, 16),
+            "instruction_feat_dim": TEXT,
+        },
+        (1, 16, 8, 8),
+        masked=True,
+    ),
+    TinyFamily(
+        "hidream",
+        "HiDream",
+        {
+            "image_model": "hidream",
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 16,
+            "num_layers": 3,
+            "num_single_layers": 4,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "caption_channels": [TEXT, TEXT],
+            "text_emb_dim": 32,
+            "num_routed_experts": 2,
+            "num_activated_experts": 1,
+            "axes_dims_rope": (8, 12, 12),
+            "max_resolution": (32, 32),
+            "llama_layers": [0, 1, 2, 3, 3, 3, 3],
+        },
+        (1, 16, 8, 8),
+        extras={"conditioning_llama3": noise(1, 4, 6, TEXT)},
+    ),
+    TinyFamily("cosmos_predict2", "CosmosT2IPredict2", _COSMOS2, (1, 16, 1, 16, 16)),
+    TinyFamily("anima", "Anima", {**_COSMOS2, "image_model": "anima"}, (1, 16, 1, 16, 16)),
+    TinyFamily(
+        "cosmos1",
+        "CosmosT2V",
+        {
+            "max_img_h": 64,
+            "max_img_w": 64,
+            "max_frames": 16,
+            "in_channels": 16,
+            "out_channels": 16,
+            "patch_spatial": 2,
+            "patch_temporal": 1,
+            "model_channels": 64,
+            "block_config": "FA-CA-MLP",
+            "num_blocks": 6,
+            "num_heads": 2,
+            "crossattn_emb_channels": TEXT,
+            "pos_emb_cls": "rope3d",
+            "block_x_format": "THWBD",
+            "affline_emb_norm": True,
+            "use_adaln_lora": True,
+            "adaln_lora_dim": 16,
+            "extra_per_block_abs_pos_emb": True,
+            "extra_per_block_abs_pos_emb_type": "learnable",
+        },
+        (1, 16, 2, 16, 16),
+    ),
+    TinyFamily(
+        "mochi",
+        "GenmoMochi",
+        {
+            "image_model": "mochi_preview",
+            "patch_size": 2,
+            "in_channels": 12,
+            "hidden_size_x": 64,
+            "hidden_size_y": 32,
+            "depth": 6,
+            "num_heads": 2,
+            "mlp_ratio_x": 192.0,
+            "mlp_ratio_y": 4.0,
+            "use_t5": True,
+            "t5_feat_dim": TEXT,
+            "t5_token_length": 16,
+            "learn_sigma": False,
+            "qkv_bias": False,
+            "out_bias": True,
+            "qk_norm": True,
+            "rope_theta": 10000.0,
+        },
+        (1, 12, 2, 8, 8),
+        masked=True,
+    ),
+    TinyFamily(
+        "kandinsky5",
+        "Kandinsky5",
+        {
+            "image_model": "kandinsky5",
+            "in_visual_dim": 16,
+            "out_visual_dim": 16,
+            "in_text_dim": TEXT,
+            "in_text_dim2": 32,
+            "time_dim": 32,
+            "model_dim": 64,
+            "ff_dim": 128,
+            "visual_embed_dim": 132,
+            "num_text_blocks": 2,
+            "num_visual_blocks": 6,
+            "axes_dims": (8, 12, 12),
+        },
+        (1, 16, 2, 8, 8),
+    ),
+    TinyFamily(
+        "kandinsky5_image",
+        "Kandinsky5Image",
+        {
+            "image_model": "kandinsky5",
+            "model_dim": 64,
+            "in_visual_dim": 16,
+            "out_visual_dim": 16,
+            "in_text_dim": TEXT,
+            "in_text_dim2": 32,
+            "time_dim": 32,
+            "ff_dim": 128,
+            "visual_embed_dim": 64,
+            "num_text_blocks": 2,
+            "num_visual_blocks": 6,
+            "axes_dims": (8, 12, 12),
+        },
+        (1, 16, 8, 8),
+    ),
+    TinyFamily(
+        "krea2",
+        "Krea2",
+        {
+            "image_model": "krea2",
+            "features": 64,
+            "tdim": 32,
+            "txtdim": 16,
+            "heads": 2,
+            "kvheads": 1,
+            "layers": 6,
+            "txtlayers": 4,
+            "txtheads": 2,
+            "txtkvheads": 2,
+            "channels": 16,
+        },
+        (1, 16, 8, 8),
+    ),
+    TinyFamily(
+        "ernie_image",
+        "ErnieImage",
+        {
+            "image_model": "ernie",
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "num_layers": 6,
+            "ffn_hidden_size": 128,
+            "in_channels": 128,
+            "out_channels": 128,
+            "text_in_dim": TEXT,
+            "rope_axes_dim": (8, 12, 12),
+        },
+        (1, 128, 8, 8),
+    ),
+    TinyFamily(
+        "cogvideox",
+        "CogVideoX_T2V",
+        {
+            "image_model": "cogvideox",
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "in_channels": 16,
+            "out_channels": 16,
+            "time_embed_dim": 32,
+            "text_embed_dim": TEXT,
+            "num_layers": 6,
+            "sample_width": 8,
+            "sample_height": 8,
+            "sample_frames": 5,
+            "max_text_seq_length": 32,
+            "use_rotary_positional_embeddings": True,
+        },
+        (1, 16, 2, 8, 8),
+    ),
+    TinyFamily(
+        "ideogram4",
+        "Ideogram4",
+        {
+            "image_model": "ideogram4",
+            "in_channels": 128,
+            "num_layers": 6,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "intermediate_size": 128,
+            "adaln_dim": 32,
+            "mrope_section": (4, 6, 6),
+        },
+        (1, 128, 8, 8),
+        text=53248,
+    ),
+    TinyFamily(
+        "ace_step",
+        "ACEStep",
+        {
+            "audio_model": "ace",
+            "in_channels": 8,
+            "num_layers": 6,
+            "inner_dim": 64,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "mlp_ratio": 2.0,
+            "text_embedding_dim": TEXT,
+            "ssl_encoder_depths": [2, 2],
+            "ssl_latent_dims": [16, 16],
+            "lyric_encoder_vocab_size": 50,
+            "lyric_hidden_size": 1024,
+        },
+        (1, 8, 16, 24),
+        extras={"conditioning_lyrics": torch.arange(10)[None]},
+    ),
+    TinyFamily(
+        "stable_audio",
+        "StableAudio",
+        {
+            "audio_model": "dit1.0",
+            "io_channels": 16,
+            "embed_dim": 768,
+            "cond_token_dim": 768,
+            "project_cond_tokens": False,
+            "global_cond_dim": 1536,
+            "depth": 6,
+            "num_heads": 12,
+        },
+        (1, 16, 24),
+        text=768,
+        state=_seconds,
+    ),
+    TinyFamily(
+        "pixeldit",
+        "PixelDiTT2I",
+        {
+            "image_model": "pixeldit_t2i",
+            "hidden_size": 64,
+            "num_groups": 2,
+            "pixel_hidden_size": 8,
+            "pixel_attn_hidden_size": 32,
+            "pixel_num_groups": 2,
+            "patch_depth": 4,
+            "pixel_depth": 4,
+            "patch_size": 16,
+            "txt_embed_dim": TEXT,
+            "txt_max_length": 32,
+        },
+        (1, 3, 64, 64),
+    ),
+    TinyFamily(
+        "triposplat",
+        "TripoSplat",
+        {
+            "image_model": "triposplat",
+            "q_token_length": 32,
+            "in_channels": 16,
+            "model_channels": 64,
+            "cond_channels": TEXT,
+            "out_channels": 16,
+            "num_blocks": 6,
+            "num_refiner_blocks": 2,
+            "num_head_channels": 32,
+            "cond2_channels": 16,
+        },
+        ((1, 32, 16), (1, 1, 5)),
+    ),
+)
