@@ -17,7 +17,7 @@ from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
 from .families import family_of, find_stack
 from .keys import RUN_KEY, WRAPPER_KEY
-from .model_streaming import Engine, current_engine, placement_of
+from .model_streaming import Engine, current_engine
 from .prefetch_queue import leave_out
 from .sampling_run import SamplingRun
 
@@ -107,7 +107,6 @@ class _ModelCall:
         run: SamplingRun | None,
         forward: Callable[[], Any],
     ) -> None:
-        self._diffusion_model = diffusion_model
         self._stack = find_stack(diffusion_model)
         self._streamer = engine.streamer if engine is not None else None
         self._notes = engine.notes if engine is not None else ()
@@ -132,8 +131,6 @@ class _ModelCall:
         copied = tuple(self._streamer.weights) if self._streamer is not None else ()
         bytes_of_call = (after[0] - before[0], after[1] - before[1])
         self._run.record(info, outcome, self._ran, *bytes_of_call, slots, copied, self._notes)
-        if self._streamer is not None:
-            self._run.placed(placement_of(self._diffusion_model))
         return output
 
     def _attempt(self, gate: CallGate | StackProver | None) -> Any:

@@ -173,12 +173,6 @@ def streaming_of(model: torch.nn.Module) -> ModelStreaming:
     return _streaming_of[root]
 
 
-def placement_of(diffusion_model: torch.nn.Module) -> str:
-    """Return how a diffusion model's blocks are placed and why; empty when no layerwise patcher is loaded."""
-    streaming = _streaming_of.get(unwrapped(diffusion_model))
-    return streaming.explained() if streaming is not None and streaming.current_engine is not None else ""
-
-
 def current_engine(diffusion_model: torch.nn.Module) -> Engine | None:
     """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))

@@ -68,8 +68,8 @@ class LayerwiseOffloadMixin:
             before = self.loaded_size()
             self.unpatch_model(self.offload_device, unpatch_weights=True)
             streaming.release()
-            streaming.placement = wanted
             extra_memory += before - self.loaded_size()
+        streaming.placement = wanted
         streaming.placed_for = () if force_patch_weights else self._placement_key
         extra_memory = self._extra_beside_slots(extra_memory)
         result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
@@ -145,6 +145,10 @@ class LayerwiseOffloadMixin:
             return entries
         left_out = self._streamed_modules()
         return [entry for entry in entries if id(entry[-2]) not in left_out]
+
+    def explained_placement(self) -> str:
+        """Return what was placed and why, in one line; empty while the model is not loaded with these weights."""
+        return self._streaming.explained() if self.layerwise_settings is not None and self._is_loaded else ""
 
     @property
     def _streaming(self) -> ModelStreaming:

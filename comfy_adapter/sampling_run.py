@@ -55,6 +55,7 @@ class SamplingRun:
         self._settings = settings
         self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
         self._unproven = ""
+        self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
         self.session: DBCacheSession | None = None
         if settings is not None:
             to_sigma = patcher.model.model_sampling.percent_to_sigma
@@ -174,12 +175,9 @@ class SamplingRun:
         if self._settings.verbose:
             log.info("%s", text)
 
-    def placed(self, placement: str) -> None:
-        """Keep how the blocks are placed and why; the last word counts, it knows the measured figures."""
-        self._report.placement = placement
-
     def close(self) -> None:
         """Drop the run's tensors and hand its report over."""
+        self._report.placement = self._explained_placement()
         if self.session is not None:
             self._report.notes += self.session.notes
             hint = "" if self.session.off else self._report.why_nothing_hit()

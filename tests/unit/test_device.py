@@ -118,3 +118,47 @@ def test_buffers_are_no_inference_tensors():
     with torch.inference_mode():
         buffer = devices.SynchronousDevice(torch.device("cpu")).empty(16)
     assert not buffer.is_inference()
+
+
+class TimedEvent:
+    """An event with a time; passed once its stream has got there."""
+
+    def __init__(self, device, enable_timing):
+        assert enable_timing
+        self.time, self.passed = None, False
+
+    def query(self):
+        return self.passed
+
+    def elapsed_time(self, end):
+        return end.time - self.time
+
+
+def test_stamps_are_timed_events_of_the_two_streams(rig, monkeypatch):
+    monkeypatch.setattr(devices.torch, "Event", TimedEvent)
+    clock = iter((10.0, 12.5, 30.0, 90.0))
+    recorded = []
+
+    def record(stream):
+        def record_event(event):
+            event.time = next(clock)
+            recorded.append(stream.name)
+            return event
+
+        return record_event
+
+    copy = rig.device._copy_stream
+    for stream in (rig.compute, copy):
+        stream.record_event = record(stream)
+    start, end = rig.device.stamp(), rig.device.stamp()
+    copy_start, copy_end = rig.device.copy_stamp(), rig.device.copy_stamp()
+    assert recorded == ["compute", "compute", "copy", "copy"]
+    assert rig.device.elapsed_ms(start, end) is None
+    end.passed = copy_end.passed = True
+    assert rig.device.elapsed_ms(start, end) == 2.5
+    assert rig.device.elapsed_ms(copy_start, copy_end) == 60.0
+
+
+def test_only_a_device_with_streams_overlaps():
+    assert devices.AcceleratorDevice.overlaps
+    assert not devices.SynchronousDevice.overlaps
