@@ -161,9 +161,14 @@ class BlockStreamer:
     def end_call(self) -> None:
         """End a model call, also after an error: keep only what the head of the next call needs."""
         self._order = learned_order(self._ran, self._total, self._order)
-        if self._loads_held_over and self.last_forwarded == self._order[-1]:
-            # Now rather than in the next call: a cached call is to move nothing.
-            self._prefetch(self._coming(self.last_forwarded))
+        try:
+            if self._loads_held_over and self.last_forwarded == self._order[-1]:
+                # Now rather than in the next call: a cached call is to move nothing.
+                self._prefetch(self._coming(self.last_forwarded))
+        finally:
+            self._close_call()
+
+    def _close_call(self) -> None:
         if self._timer is not None and not self._timed_call:
             self._timed_call = len(self._ran) == self._total
             if not self._timed_call:

@@ -187,6 +187,24 @@ def test_slots_hold_the_next_computed_calls_first_blocks_over_cached_ones(prefet
     assert (rig.moved, rig.wasted) == (0, len(slots) * BLOCK_BYTES)
 
 
+def test_a_call_is_over_even_when_a_copy_for_the_next_one_fails():
+    rig = Rig(6, streamed=range(1, 6), prefetch=1)
+    plan, start, block = Plan(tuple(range(1, 6))), rig.device.start_copy, rig.blocks[5]
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    check = block.on_call
+    block.on_call = lambda: (check(), setattr(rig.device, "start_copy", fail))
+    rig.streamer.release_slots()
+    with pytest.raises(KeyboardInterrupt):
+        rig.call(plan=plan, next_head=1, always=(0,))
+    assert not rig.streamer.active
+    block.on_call, rig.device.start_copy = check, start
+    rig.check_at_rest()
+    assert torch.equal(rig.call(plan=plan, next_head=1, always=(0,)), rig.expected())
+
+
 def test_nothing_is_held_over_where_a_cached_call_needs_the_slots():
     rig = Rig(8, streamed=range(1, 8), prefetch=1)
     for _ in range(2):
