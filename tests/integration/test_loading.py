@@ -148,9 +148,7 @@ def test_an_unet_is_refused_by_name(offload, dbcache):
     device = comfy.model_management.get_torch_device()
     patcher = comfy.model_patcher.ModelPatcher(config.get_model({}, ""), device, device)
     for node in (offload, dbcache):
-        with pytest.raises(
-            ValueError, match=r"model is a UNetModel, which has no stack.*Remove this node"
-        ):
+        with pytest.raises(ValueError, match=r"model is a UNetModel, which has no stack.*Remove this node"):
             node(patcher)
 
 
