@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ..dbcache.layout import PlacedSegment, Segment, StackLayout
-from .family_table import FAMILIES, NOT_A_STACK
+from .family_table import FAMILIES
 from .family_types import BlockList, Family
+from .unsupported_models import UNSUPPORTED
 
 FEWEST_BLOCKS = 4
 SMALLEST_SHARE = 0.5
@@ -66,6 +67,11 @@ def _guessed_stack(root: torch.nn.Module) -> BlockStack:
     """Return the list of equal blocks that holds most of a model's weights, hooked around APPLY_MODEL, which every
     model passes."""
     name = type(root).__name__
+    if name in UNSUPPORTED:
+        raise ValueError(
+            f"model is a {name}, which has no stack of transformer blocks to work on: {UNSUPPORTED[name]}. Remove this"
+            " node for this model."
+        )
     total = _bytes(root)
     lists = [
         (_bytes(module), path, _members(module))
@@ -73,7 +79,7 @@ def _guessed_stack(root: torch.nn.Module) -> BlockStack:
         if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict) and _are_blocks(_members(module))
     ]
     size, path, blocks = max(lists, key=lambda one: one[0], default=(0, "", []))
-    if not blocks or size < SMALLEST_SHARE * total or name in NOT_A_STACK:
+    if not blocks or size < SMALLEST_SHARE * total:
         known = ", ".join(sorted(one.name for one in FAMILIES))
         raise ValueError(
             f"model is a {name}, in which no stack of transformer blocks is known or found. This version supports"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .family_table import FAMILIES
 from .family_types import Family
+from .unsupported_models import UNSUPPORTED
 
 TESTED = ("0.3.75", "0.33.0")
 HEAD = """\
@@ -16,6 +17,11 @@ Rendered from the table in `comfy_adapter/family_table.py` by `nox -s families`;
 Every family is tested with tiny random models of ComfyUI's own classes, on each ComfyUI named in its row: streamed
 results are bit-identical to a full load, results without hits to the uncached model, and cached results to the cache
 written out by hand. *Streams* are what DBCache judges on its own: one that changes too much makes the call a miss.
+"""
+UNKNOWN = """\
+Any other model is taken as a stack when one list of at least four blocks of one class holds half of its weights. It is
+streamed as it is; DBCache first watches one whole call, and caches only if every block was given what the block before
+it returned. Otherwise everything is computed, and the log and the report say why.
 """
 COLUMNS = ("family", "ComfyUI", "offload", "DBCache", "streams", "block lists", "notes")
 
@@ -35,6 +41,9 @@ def render(families: Sequence[Family] = FAMILIES) -> str:
             facts.append("hooked around APPLY_MODEL, as its forward has no wrapper of its own")
         if facts:
             lines.append(f"- **{family.name}** ({', '.join(family.classes)}): {'; '.join(facts)}.")
+    lines += ["", "## Not supported", "", "Both nodes refuse these by name:", ""]
+    lines += [f"- `{name}`: {why}." for name, why in UNSUPPORTED.items()]
+    lines += ["", UNKNOWN.rstrip()]
     return "\n".join(lines) + "\n"
 
 

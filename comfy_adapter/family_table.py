@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..dbcache.layout import PackedStreams, Stream
 from .family_types import BlockList, Family
+from .wan_families import WAN_FAMILIES
 
 NEWER = "0.33.0"
 
@@ -24,6 +25,13 @@ def _doubles_and_singles() -> tuple[BlockList, ...]:
     return (BlockList("double_blocks", _IMAGE_AND_TEXT), BlockList("single_blocks", _JOINT))
 
 
+_PATCHES_AND_PIXELS = (
+    BlockList(
+        "patch_blocks",
+        (Stream("patches", "x", position=0, output=0), Stream("text", "y", position=1, output=1)),
+    ),
+    BlockList("pixel_blocks", _one("pixels")),
+)
 _CONTROL = "ControlNet's additions, the join of text and image"
 _TEXT_REFINER = "txt_in.individual_token_refiner: prepares the text, two small blocks"
 _REFINERS = "noise_refiner, context_refiner: before the stack, on other tokens, two blocks each"
@@ -59,38 +67,7 @@ FAMILIES = (
     Family(
         "Hunyuan-DiT", ("HunYuanDiT",), (BlockList("blocks", _one("image")),), wrapper="apply_model", long_skips=True
     ),
-    Family(
-        "Wan", ("WanModel",), (BlockList("blocks", _one("video")),), notes="Wan 2.1 and 2.2, text and image to video"
-    ),
-    Family(
-        "Wan VACE",
-        ("VaceWanModel",),
-        (BlockList("blocks", _one("video")),),
-        between="hints of vace_blocks, in place",
-        left_alone="vace_blocks: their hints are added in cached steps as well",
-    ),
-    Family("Wan Camera", ("CameraWanModel",), (BlockList("blocks", _one("video")),)),
-    Family(
-        "Wan S2V",
-        ("WanModel_S2V",),
-        (BlockList("blocks", _one("video")),),
-        between="audio, in place",
-        left_alone="audio_injector: its additions are made in cached steps as well",
-    ),
-    Family("Wan HuMo", ("HumoWanModel",), (BlockList("blocks", _one("video")),)),
-    Family(
-        "Wan Animate",
-        ("AnimateWanModel",),
-        (BlockList("blocks", _one("video")),),
-        between="the face, after every fifth block",
-        left_alone="face_adapter, motion_encoder: run in cached steps as well",
-    ),
-    Family(
-        "Wan SCAIL",
-        ("SCAILWanModel",),
-        (BlockList("blocks", _one("video")),),
-        since=NEWER,
-    ),
+    *WAN_FAMILIES,
     Family(
         "Qwen-Image",
         ("QwenImageTransformer2DModel",),
@@ -142,11 +119,26 @@ FAMILIES = (
         notes="one picture or video at a time",
     ),
     Family(
+        "MiniMax Music 3",
+        ("MiniMaxMusic3DiT",),
+        (BlockList("diffusion_transformer.transformer.layers", _one("audio")),),
+        wrapper="apply_model",
+        since=NEWER,
+        notes="music longer than 8 s is computed in overlapping windows within one call, which DBCache leaves alone",
+    ),
+    Family(
         "Lumina 2",
         ("NextDiT",),
         (BlockList("layers", _JOINT),),
         left_alone=_REFINERS,
         notes="Lumina 2 and Z-Image",
+    ),
+    Family(
+        "Z-Image on pixels",
+        ("NextDiTPixelSpace",),
+        (BlockList("layers", _JOINT),),
+        since=NEWER,
+        left_alone=f"{_REFINERS}; dec_net: makes pixels of the stack's output",
     ),
     Family(
         "OmniGen 2",
@@ -281,15 +273,18 @@ FAMILIES = (
     Family(
         "PixelDiT",
         ("PixDiT_T2I",),
-        (
-            BlockList(
-                "patch_blocks",
-                (Stream("patches", "x", position=0, output=0), Stream("text", "y", position=1, output=1)),
-            ),
-            BlockList("pixel_blocks", _one("pixels")),
-        ),
+        _PATCHES_AND_PIXELS,
         since=NEWER,
         between="the patches become the pixel blocks' condition",
+    ),
+    Family(
+        "PiD",
+        ("PidNet",),
+        _PATCHES_AND_PIXELS,
+        since=NEWER,
+        between="the latent to decode is mixed in before patch blocks; the patches become the pixel blocks' condition",
+        left_alone="lq_proj: its gates look at the hidden state, so they run in cached steps as well",
+        notes="decodes latents in 4 steps: too few for DBCache's presets",
     ),
     Family(
         "TripoSplat",
@@ -307,17 +302,4 @@ FAMILIES = (
         since=NEWER,
         no_cache="it restores in one step, so there is nothing to skip",
     ),
-)
-
-# Models whose lists look like a stack and are none: every part of a UNet takes what far earlier parts returned, and
-# those that ComfyUI calls outside of the wrappers cannot be hooked.
-NOT_A_STACK = (
-    "UNetModel",
-    "StageB",
-    "StageC",
-    "CausalWanModel",
-    "MiniMaxMusic3DiT",
-    "RTv4",
-    "DepthAnything3Net",
-    "SAM3Model",
 )

@@ -136,8 +136,12 @@ class SamplingRun:
         return self.session.always if self.session is not None else None
 
     def next_head(self, stack: BlockStack) -> int | None:
-        """Return :meth:`head` of the next call, ``None`` in the last step."""
-        return None if self.counter.at_last else self.head(stack)
+        """Return :meth:`head` of the next call, ``None`` in the last step. A call that proves a stack opens the
+        cache for the next one."""
+        if self.counter.at_last:
+            return None
+        proving = self._settings is not None and self.session is None and not self._unproven
+        return self._settings.with_preset().fn if proving else self.head(stack)
 
     def record(
         self,

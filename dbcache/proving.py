@@ -1,11 +1,13 @@
 """Finds out, on one exact call, how hidden states travel through a stack that no table entry describes.
 
 A stack is proven when its blocks run in order, once each, and every block is given, in the same arguments, the very
-tensors that the block before it returned. Nothing is kept but the last block's result.
+tensors that the block before it returned, and none that an earlier one returned. Nothing is kept but the last block's
+result.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +35,7 @@ class StackProver:
         self._call = call
         self._next = 0
         self._results: tuple[torch.Tensor, ...] = ()
+        self._earlier: list[weakref.ref[torch.Tensor]] = []
         self._bare = True
         self._slots: list[set[Slot]] | None = None
         self.why = ""
@@ -48,7 +51,7 @@ class StackProver:
 
     def finish(self) -> CallOutcome:
         """Close the call and say what became of it."""
-        self._results = ()
+        self._results, self._earlier = (), []
         if not self.why and self._next < self._total:
             self.why = "not every block ran" if self._next else "no block ran"
         return CallOutcome(base_name(self._call.kinds), False, self.why or "first call: the block stack is looked at")
@@ -78,6 +81,13 @@ class StackProver:
         self._slots = found if self._slots is None else [a & b for a, b in zip(self._slots, found, strict=False)]
         if not all(self._slots):
             self.why = f"block {index} is not given what block {index - 1} returned"
+        elif self._is_given_older(given):
+            self.why = f"block {index} is given what a block before block {index - 1} returned"
+
+    def _is_given_older(self, given: list[tuple[Slot, Any]]) -> bool:
+        """Whether a block is given an earlier block's result: which may not be there when that block was skipped."""
+        older = [result for ref in self._earlier if (result := ref()) is not None]
+        return any(tensor is result for _, tensor in given for result in older)
 
     def _note(self, index: int, result: Any) -> None:
         bare = isinstance(result, torch.Tensor)
@@ -86,6 +96,9 @@ class StackProver:
             self.why = f"block {index} returns something else than tensors"
         elif index > 0 and (bare != self._bare or len(results) != len(self._results)):
             self.why = f"block {index} returns something else than the block before it"
+        # Blocks that work in place return one object every time: that is none of an earlier block.
+        gone = [one for one in self._results if not any(one is result for result in results)]
+        self._earlier += [weakref.ref(one) for one in gone]
         self._bare, self._results = bare, results
 
 

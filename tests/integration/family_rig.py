@@ -36,6 +36,7 @@ def build(family: TinyFamily) -> comfy.model_patcher.ModelPatcher:
     config = getattr(comfy.supported_models, family.config)(known(family.unet))
     config.set_inference_dtype(torch.float32, None)
     model = config.get_model(family.state(), "")
+    family.shrink(model.diffusion_model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -49,6 +50,7 @@ def build(family: TinyFamily) -> comfy.model_patcher.ModelPatcher:
                 buffer.copy_(torch.logspace(0, -1, len(buffer)))
             elif name == "pos_embed":
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+        family.fill(model.diffusion_model)
     management = comfy.model_management
     return comfy.model_patcher.ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
 from tiny_families import TINY_FAMILIES, noise
-
-CACHED = [family for family in TINY_FAMILIES if family.cached]
+from tiny_rarer_families import RARER_FAMILIES
 
 
 class Case:
@@ -41,7 +40,7 @@ class Case:
         return self._pack.execute("DiTLayerwiseOffload", model or self.plain, **settings)[0]
 
 
-@pytest.fixture(scope="module", params=TINY_FAMILIES, ids=lambda family: family.name)
+@pytest.fixture(scope="module", params=(*TINY_FAMILIES, *RARER_FAMILIES), ids=lambda family: family.name)
 def case(request, pack):
     return Case(request.param, pack)
 

@@ -96,3 +96,10 @@ def test_options_of_a_list_are_explained(pack):
         for declared in node.define_schema().inputs:
             for option in getattr(declared, "options", None) or []:
                 assert f"`{option}`" in page, (node_id, declared.id, option)
+
+
+def test_the_dbcache_page_has_the_presets_as_they_are(pack):
+    page = (DOCS / "DiTDBCache.md").read_text(encoding="utf-8")
+    for name, preset in pack.module("dbcache.settings").PRESETS.items():
+        row = (name, preset.fn, preset.bn, preset.warmup_steps, preset.threshold, preset.max_continuous)
+        assert "| " + " | ".join(str(value) for value in row) + " |" in page

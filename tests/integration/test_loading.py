@@ -45,6 +45,8 @@ DBCACHE_INPUTS = [
     ("compute_last_step", "BOOLEAN", True),
 ]
 REPORT_INPUTS = [("model", "MODEL", None), ("after", "*", None)]
+COMPARE_INPUTS = [("reference", "IMAGE", None), ("candidate", "IMAGE", None), ("amplify", "FLOAT", 8.0)]
+TOY_INPUTS = [("labels", "STRING", "0 1 2 3 4 5 6 7 8 9"), ("batch_size", "INT", 10)]
 
 
 def probe(*arguments: str) -> dict:
@@ -61,13 +63,16 @@ def probe(*arguments: str) -> dict:
     [
         ("DiTLayerwiseOffload", "DiT Layerwise Offload", OFFLOAD_INPUTS, ["MODEL"], False),
         ("DiTDBCache", "DBCache", DBCACHE_INPUTS, ["MODEL"], False),
-        ("DiTRunReport", "DiT Run Report", REPORT_INPUTS, ["*", "STRING"], True),
+        ("DiTRunReport", "DiT Run Report", REPORT_INPUTS, ["*", "STRING", "IMAGE"], True),
+        ("DiTCompare", "DiT Compare", COMPARE_INPUTS, ["STRING", "IMAGE"], True),
+        ("DiTToyModel", "DiT Toy Model", TOY_INPUTS, ["MODEL", "CONDITIONING", "CONDITIONING", "LATENT"], False),
+        ("DiTToyDecode", "DiT Toy Decode", [("samples", "LATENT", None)], ["IMAGE"], False),
     ],
 )
 def test_nodes_are_registered_with_their_inputs(pack, comfy_nodes, node_id, name, inputs, outputs, is_output):
     assert comfy_nodes.NODE_DISPLAY_NAME_MAPPINGS[node_id] == name
     node = comfy_nodes.NODE_CLASS_MAPPINGS[node_id]
-    declared = node.INPUT_TYPES()["required"]
+    declared = {**node.INPUT_TYPES()["required"], **node.INPUT_TYPES().get("optional", {})}
     described = []
     for key, value in declared.items():
         kind, options = value[0], value[1] if len(value) > 1 else {}
@@ -143,7 +148,7 @@ def test_an_unet_is_refused_by_name(offload, dbcache):
     device = comfy.model_management.get_torch_device()
     patcher = comfy.model_patcher.ModelPatcher(config.get_model({}, ""), device, device)
     for node in (offload, dbcache):
-        with pytest.raises(ValueError, match=r"model is a UNetModel.*Flux.*Wan.*Connect such a model"):
+        with pytest.raises(ValueError, match=r"model is a UNetModel, which has no stack.*Remove this node"):
             node(patcher)
 
 
@@ -166,7 +171,8 @@ def test_report_before_a_run_is_a_message(offload, pack):
     output = node.execute(offload(build(WAN)), "passed")
     assert output.result[0] == "passed"
     assert "No sampling run" in output.result[1]
-    assert "No sampling run" in output.ui.as_dict()["text"][0]
+    assert "No sampling run" in output.ui["text"][0]
+    assert len(output.ui["images"]) == 1
 
 
 def test_report_json(offload, dbcache, pack):
@@ -176,8 +182,8 @@ def test_report_json(offload, dbcache, pack):
     sample(model, WAN)
     output = pack.nodes["DiTRunReport"].execute(model, 7)
     run = json.loads(output.result[1])
-    described = {"version", "model", "comfyui", "engine", "engine_reason", "placement", "steps"}
-    assert set(run) == described | {"calls", "totals", "notes"}
+    described = {"version", "model", "comfyui", "engine", "engine_reason", "placement", "steps", "threshold"}
+    assert set(run) == {*described, "streamed_blocks", "calls", "totals", "notes"}
     assert (run["version"], run["model"], run["engine"]) == (1, "WAN21", "layerwise")
     assert {key: type(value) for key, value in run["calls"][-1].items()} == {
         "step": int,
@@ -204,4 +210,4 @@ def test_report_json(offload, dbcache, pack):
     assert totals["hits"] == sum(call["outcome"] == "hit" for call in run["calls"])
     assert totals["blocks_run"] == sum(len(call["blocks_run"]) for call in run["calls"])
     assert totals["bytes_streamed"] == sum(call["bytes_streamed"] for call in run["calls"])
-    assert output.ui.as_dict()["text"][0].startswith("WAN21, ComfyUI ")
+    assert output.ui["text"][0].startswith("WAN21, ComfyUI ")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
-from tiny_families import TINY_FAMILIES
+from tiny_families import _VIDEO, _WAN, TINY_FAMILIES, TinyFamily
+from tiny_rarer_families import RARER_FAMILIES
 
 BY_NAME = {family.name: family for family in TINY_FAMILIES}
 
@@ -55,6 +58,8 @@ def test_what_is_proven_is_what_the_table_says(dbcache, pack, monkeypatch):
 def test_what_cannot_be_proven_is_computed_exactly(offload, dbcache, report, unknown):
     """HiDream gives each block text tokens of its own, joined to what the block before it returned."""
     family, why = BY_NAME["hidream"], "is not given what block"
+    mostly_single = {"num_layers": 1, "num_single_layers": 9, "llama_layers": [0] * 10}
+    family = dataclasses.replace(family, unet={**family.unet, **mostly_single})
     plain = build(family)
     expected = sample(plain, family)
     model = dbcache(offload(plain, resident_blocks=1), **FORCED)
@@ -92,23 +97,37 @@ def test_a_unet_is_refused_by_name(offload, dbcache):
     config.set_inference_dtype(torch.float32, None)
     patcher = comfy.model_patcher.ModelPatcher(config.get_model({}, ""), torch.device("cpu"), torch.device("cpu"))
     for node in (offload, dbcache):
-        with pytest.raises(ValueError, match="model is a UNetModel, in which no stack"):
+        with pytest.raises(ValueError, match=r"model is a UNetModel, .*every part of a UNet takes"):
             node(patcher)
 
 
-@pytest.mark.parametrize("name", ["hidream_o1", "seedvr2"])
-def test_families_that_cannot_be_cached_say_why(pack, name):
-    table = {cls: family for family in pack.module("comfy_adapter.family_table").FAMILIES for cls in family.classes}
-    classes = {"hidream_o1": "HiDreamO1Transformer", "seedvr2": "NaDiT"}
-    family = table[classes[name]]
-    diffusion_model = type(classes[name], (torch.nn.Module,), {})()
-    container = diffusion_model
-    *parents, last = family.lists[0].path.split(".")
-    for parent in parents:
-        inner = torch.nn.Module()
-        container.add_module(parent, inner)
-        container = inner
-    container.add_module(last, torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(6)))
-    model = type("Model", (), {"model": type("Inner", (), {"diffusion_model": diffusion_model})(), "model_options": {}})
-    with pytest.raises(ValueError, match=f"{family.name}.*{family.no_cache}.*DiT Layerwise Offload works"):
-        pack.execute("DiTDBCache", model())
+def test_blocks_that_are_never_called_as_modules_are_refused_by_name(offload, dbcache):
+    """Wan Animate 2 looks like Wan, but nothing can be put around its blocks: streamed weights would never arrive."""
+    patcher = build(
+        TinyFamily("wan_animate2", "WAN_Animate2", {**_WAN, "model_type": "animate2", "in_dim": 36}, _VIDEO)
+    )
+    for node in (offload, dbcache):
+        with pytest.raises(ValueError, match=r"model is a WanAnimate2Model, .*three methods of each block"):
+            node(patcher)
+
+
+@pytest.mark.parametrize("name", ["hidream_o1", "seedvr2", "wan21_causal"])
+def test_families_that_cannot_be_cached_say_why(dbcache, name):
+    family = next(one for one in RARER_FAMILIES if one.name == name)
+    with pytest.raises(ValueError, match=r"which DBCache cannot skip blocks of: .*DiT Layerwise Offload works"):
+        dbcache(build(family))
+
+
+def test_long_music_is_computed_exactly(offload, dbcache, report):
+    """MiniMax Music 3 runs its stack once a window within one call."""
+    music = next(one for one in RARER_FAMILIES if one.name == "minimax_music3")
+    music = dataclasses.replace(music, latent=(1, 128, 700))
+    plain = build(music)
+    expected = sample(plain, music)
+    model = dbcache(offload(plain, resident_blocks=1), **FORCED)
+    assert torch.equal(sample(model, music), expected)
+    run = report(model)
+    assert run["totals"]["hits"] == 0
+    assert all("ran after block" in call["reason"] for call in run["calls"])
+    assert sum("Calls of this kind are computed exactly" in note for note in run["notes"]) == 1
+    assert all(call["blocks_run"] == [*range(6)] * 2 for call in run["calls"][1:])

@@ -35,6 +35,8 @@ class TinyFamily:
         masked: whether text encoders give an attention mask with it.
         state: weights that are needed to make the model at all.
         cached: whether DBCache can be used on it.
+        shrink: makes a diffusion model small whose sizes are fixed in its class.
+        fill: gives buffers values that come with a checkpoint.
     """
 
     name: str
@@ -48,6 +50,8 @@ class TinyFamily:
     masked: bool = False
     state: Callable[[], dict[str, Any]] = dict
     cached: bool = True
+    shrink: Callable[[torch.nn.Module], None] = lambda model: None
+    fill: Callable[[torch.nn.Module], None] = lambda model: None
 
 
 def _seconds() -> dict[str, torch.Tensor]:
