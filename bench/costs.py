@@ -10,13 +10,11 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from headless import REPOSITORY, bare_package
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 BLOCKS = 50
 REPEATS = 300
 
@@ -101,9 +99,7 @@ def import_time() -> float:
 
 
 def main() -> None:
-    package = types.ModuleType("pack")
-    package.__path__ = [str(REPOSITORY)]
-    sys.modules["pack"] = package
+    bare_package("pack")
     torch.set_num_threads(1)
     for name, microseconds in costs().items():
         print(f"{name:30s} {microseconds:7.1f} us a block")

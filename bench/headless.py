@@ -33,6 +33,13 @@ def start_comfyui(*arguments: str) -> None:
         sys.argv = own
 
 
+def bare_package(name: str, folder: Path = REPOSITORY) -> None:
+    """Make ``folder`` importable as package ``name`` without running its entry point, which needs ComfyUI."""
+    package = ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules[name] = package
+
+
 class LoadedPack:
     """The pack as ComfyUI loaded it: its nodes by id, and its modules by their path in the repository."""
 
