@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-import types
 from pathlib import Path
+from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def bare_package(name: str, folder: Path = REPOSITORY) -> None:
+    """Make ``folder`` importable as package ``name`` without running its entry point, which needs ComfyUI."""
+    package = ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules[name] = package
 
 
 def make_importable() -> None:
     """Register ``pack``, ``bench`` and ``doubles`` as bare packages, those that are not registered yet."""
     for name, folder in (("pack", "."), ("bench", "bench"), ("doubles", "tests/doubles")):
         if name not in sys.modules:
-            package = types.ModuleType(name)
-            package.__path__ = [str((REPOSITORY / folder).resolve())]
-            sys.modules[name] = package
+            bare_package(name, (REPOSITORY / folder).resolve())

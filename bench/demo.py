@@ -18,7 +18,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from headless import REPOSITORY, LoadedPack, start_comfyui
+from bare_packages import REPOSITORY
+from headless import LoadedPack, start_comfyui
 
 STEPS = 20
 CFG = 2.5

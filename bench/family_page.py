@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import types
-from pathlib import Path
-
-REPOSITORY = Path(__file__).resolve().parent.parent
+from bare_packages import REPOSITORY, bare_package
 
 
 def main() -> None:
-    package = types.ModuleType("pack")
-    package.__path__ = [str(REPOSITORY)]
-    sys.modules["pack"] = package
+    bare_package("pack")
     from pack.comfy_adapter.family_page import render
 
     page = REPOSITORY / "docs" / "families.md"
-    page.parent.mkdir(exist_ok=True)
     page.write_text(render(), encoding="utf-8")
     print(f"wrote {page.relative_to(REPOSITORY)}")
 

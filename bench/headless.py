@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from bare_packages import REPOSITORY
 
 
 def start_comfyui(*arguments: str) -> None:

@@ -26,7 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from headless import REPOSITORY, LoadedPack, start_comfyui
+from bare_packages import REPOSITORY, bare_package
+from headless import LoadedPack, start_comfyui
 from quality_methods import Method, all_methods
 from quality_report import choose, draw_chart, write_table
 from tqdm import tqdm
@@ -168,6 +169,9 @@ def versions() -> dict[str, str]:
     """Return what the figures were made with."""
     from importlib.metadata import version
 
+    bare_package("pack")
+    from pack.toy.checkpoint import load_info
+
     host = Path(os.environ["COMFYUI_PATH"])
     text = (host / "comfyui_version.py").read_text(encoding="utf-8")
     return {
@@ -176,15 +180,8 @@ def versions() -> dict[str, str]:
         "cache-dit": version("cache-dit"),
         "scikit-image": version("scikit-image"),
         "Python": platform.python_version(),
-        "toy model": json.dumps(_toy_training()["training"]),
+        "toy model": json.dumps(load_info().training),
     }
-
-
-def _toy_training() -> dict[str, Any]:
-    from safetensors import safe_open
-
-    with safe_open(REPOSITORY / "toy" / "digits_wan.safetensors", framework="pt") as file:
-        return json.loads(file.metadata()["toy"])
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from .model_call import add_wrappers
 from .neighbours import whole_step_cache
 from .offload_settings import OffloadSettings
 from .patcher import layerwise_patcher, with_new_identity
-from .report import NO_RUN, ReportBox
+from .report import NO_RUN, NOT_OURS, ReportBox
 from .versions import is_dynamic, keeps_everything_on_device
 
 log = logging.getLogger("dit_layerwise_offload")
@@ -99,11 +99,9 @@ def last_run(model: Any) -> tuple[str, str, torch.Tensor]:
     so.
     """
     box: ReportBox | None = model.attachments.get(REPORT_KEY)
-    if box is None:
-        message = "This MODEL has neither DiT Layerwise Offload nor DBCache on it. Connect the MODEL they put out."
-        return (message, message, *_chart(lambda: draw_message(message))[:1])
-    if box.report is None:
-        return (NO_RUN, NO_RUN, *_chart(lambda: draw_message(NO_RUN))[:1])
+    if box is None or box.report is None:
+        message = NO_RUN if box is not None else NOT_OURS
+        return message, message, _chart(lambda: draw_message(message))[0]
     chart, missing = _chart(lambda: draw_run(box.report.chart()))
     return box.report.summary() + missing, box.report.to_json(), chart
 

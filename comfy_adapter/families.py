@@ -14,6 +14,7 @@ from .unsupported_models import UNSUPPORTED
 
 FEWEST_BLOCKS = 4
 SMALLEST_SHARE = 0.5
+GUESSED_WRAPPER = "apply_model"
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FA
         ValueError: the model is of no family in the table, and has no list of blocks that makes up most of it.
     """
     root = unwrapped(diffusion_model)
-    family = family_of(root, families)
-    if family is None:
-        return _guessed_stack(root)
+    family = family_of(root, families) or _guessed_family(root)
     blocks: list[torch.nn.Module] = []
     segments = []
     for block_list in family.lists:
@@ -55,7 +54,14 @@ def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FA
             PlacedSegment(Segment(block_list.streams, block_list.packed), len(blocks), len(blocks) + len(members))
         )
         blocks.extend(members)
-    return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)))
+    described = all(block_list.streams for block_list in family.lists)
+    return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)) if described else None)
+
+
+def wrapper_of(diffusion_model: torch.nn.Module) -> str:
+    """Return which of ComfyUI's wrappers the hooks go on in: every model passes APPLY_MODEL, most also the other."""
+    family = family_of(diffusion_model)
+    return family.wrapper if family is not None else GUESSED_WRAPPER
 
 
 def _members(container: torch.nn.Module) -> list[torch.nn.Module]:
@@ -63,30 +69,29 @@ def _members(container: torch.nn.Module) -> list[torch.nn.Module]:
     return list(container._modules.values())
 
 
-def _guessed_stack(root: torch.nn.Module) -> BlockStack:
-    """Return the list of equal blocks that holds most of a model's weights, hooked around APPLY_MODEL, which every
-    model passes."""
+def _guessed_family(root: torch.nn.Module) -> Family:
+    """Return what can be said of a model that is not in the table: the list of equal blocks that holds most of its
+    weights, but not how hidden states travel."""
     name = type(root).__name__
     if name in UNSUPPORTED:
         raise ValueError(
             f"model is a {name}, which has no stack of transformer blocks to work on: {UNSUPPORTED[name]}. Remove this"
             " node for this model."
         )
-    total = _bytes(root)
     lists = [
-        (_bytes(module), path, _members(module))
+        (_bytes(module), path)
         for path, module in root.named_modules()
         if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict) and _are_blocks(_members(module))
     ]
-    size, path, blocks = max(lists, key=lambda one: one[0], default=(0, "", []))
-    if not blocks or size < SMALLEST_SHARE * total:
+    size, path = max(lists, key=lambda one: one[0], default=(0, ""))
+    if not path or size < SMALLEST_SHARE * _bytes(root):
         known = ", ".join(sorted(one.name for one in FAMILIES))
         raise ValueError(
             f"model is a {name}, in which no stack of transformer blocks is known or found. This version supports"
             f" {known}, and models whose blocks follow each other in one list. Connect such a model, or remove this"
             " node for this one."
         )
-    return BlockStack(Family(name, (name,), (BlockList(path, ()),), wrapper="apply_model"), tuple(blocks), None)
+    return Family(name, (name,), (BlockList(path, ()),), wrapper=GUESSED_WRAPPER)
 
 
 def _are_blocks(members: Sequence[torch.nn.Module]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .family_table import FAMILIES
-from .family_types import Family
+from .family_types import NEWER, OLDEST, Family
 from .unsupported_models import UNSUPPORTED
 
-TESTED = ("0.3.75", "0.33.0")
+TESTED = (OLDEST, NEWER)
 HEAD = """\
 # Model families
 

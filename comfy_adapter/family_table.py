@@ -6,10 +6,8 @@ docs/families.md is this table, rendered; ``nox -s families`` writes it anew.
 from __future__ import annotations
 
 from ..dbcache.layout import PackedStreams, Stream
-from .family_types import BlockList, Family
+from .family_types import NEWER, BlockList, Family
 from .wan_families import WAN_FAMILIES
-
-NEWER = "0.33.0"
 
 _IMAGE_AND_TEXT = (Stream("image", "img", output=0), Stream("text", "txt", output=1))
 _JOINT = (Stream("joint", "x", position=0),)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..dbcache.layout import PackedStreams, Stream
 
+OLDEST, NEWER = "0.3.75", "0.33.0"  # the versions of ComfyUI that every family is tested on where it exists
+
 
 @dataclass(frozen=True)
 class BlockList:
@@ -37,7 +39,7 @@ class Family:
     classes: tuple[str, ...]
     lists: tuple[BlockList, ...]
     wrapper: str = "diffusion_model"
-    since: str = "0.3.75"
+    since: str = OLDEST
     long_skips: bool = False
     between: str = ""
     left_alone: str = ""

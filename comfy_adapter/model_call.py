@@ -15,7 +15,7 @@ from ..dbcache.gate import CallGate
 from ..dbcache.proving import StackProver
 from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan
-from .families import family_of, find_stack
+from .families import find_stack, wrapper_of
 from .keys import RUN_KEY, WRAPPER_KEY
 from .model_streaming import Engine, current_engine
 from .prefetch_queue import leave_out
@@ -64,7 +64,7 @@ def wrap_prediction(executor: Any, *args: Any, **kwargs: Any) -> Any:
 def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """APPLY_MODEL: used for families whose forward has no wrapper of its own."""
     diffusion_model = executor.class_obj.diffusion_model
-    if not _hooked_by(diffusion_model, "apply_model"):
+    if wrapper_of(diffusion_model) != "apply_model":
         return executor(*args, **kwargs)
     return _call_with_hooks(executor, diffusion_model, args, kwargs)
 
@@ -72,14 +72,9 @@ def wrap_apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
 @torch.compiler.disable
 def wrap_diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """DIFFUSION_MODEL: the usual place, right around the model's forward."""
-    if not _hooked_by(executor.class_obj, "diffusion_model"):
+    if wrapper_of(executor.class_obj) != "diffusion_model":
         return executor(*args, **kwargs)
     return _call_with_hooks(executor, executor.class_obj, args, kwargs)
-
-
-def _hooked_by(diffusion_model: torch.nn.Module, wrapper: str) -> bool:
-    family = family_of(diffusion_model)
-    return (family.wrapper if family is not None else "apply_model") == wrapper
 
 
 def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from ..pictures.run_chart import ChartCall, ChartRun
+from ..pictures.run_chart import ChartRun
 
 NO_RUN = "No sampling run has been made with this MODEL yet. Connect the sampler's output to 'after'."
+NOT_OURS = "This MODEL has neither DiT Layerwise Offload nor DBCache on it. Connect the MODEL they put out."
 REPORT_VERSION = 1
 
 
@@ -103,19 +104,8 @@ class RunReport:
 
     def chart(self) -> ChartRun:
         """Return what the run's chart shows."""
-        calls = [
-            ChartCall(
-                call.step,
-                call.branch,
-                call.diffs,
-                call.blocks_run,
-                call.bytes_streamed,
-                call.bytes_wasted,
-            )
-            for call in self.calls
-        ]
         title = f"{self.model}: {self.headline()}"
-        return ChartRun(title, self.steps, self.blocks, calls, frozenset(self.streamed_blocks), self.threshold)
+        return ChartRun(title, self.steps, self.blocks, self.calls, frozenset(self.streamed_blocks), self.threshold)
 
     def summary(self) -> str:
         """Return a few lines for people."""

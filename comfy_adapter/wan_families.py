@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..dbcache.layout import Stream
-from .family_types import BlockList, Family
+from .family_types import NEWER, BlockList, Family
 
-NEWER = "0.33.0"
 _BLOCKS = (BlockList("blocks", (Stream("video", "x", position=0),)),)
 
 WAN_FAMILIES = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,9 +20,8 @@ WASTED = "#d55e00"
 ABOVE = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "fontsize": 8, "frameon": False, "borderaxespad": 0.2}
 
 
-@dataclass(frozen=True)
-class ChartCall:
-    """One model call: what the chart needs of the report's record. ``bytes`` are those of copies."""
+class ChartCall(Protocol):
+    """One model call: what the chart needs of a report's record. ``bytes`` are those of copies."""
 
     step: int
     branch: str

@@ -10,24 +10,17 @@ The integration tests load the pack by ComfyUI's own loader, under a name of Com
 from __future__ import annotations
 
 import sys
-import types
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "unit"))  # for the rigs that several test files share
+
 import torch
+from bare_packages import REPOSITORY, bare_package
 
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-def _bare_package(name: str, path: Path) -> None:
-    package = types.ModuleType(name)
-    package.__path__ = [str(path)]
-    sys.modules[name] = package
-
-
 for _name in ("pack", "pack_on_mock"):
-    _bare_package(_name, REPOSITORY)
-_bare_package("doubles", Path(__file__).resolve().parent / "doubles")
-_bare_package("bench", REPOSITORY / "bench")
-sys.path.insert(0, str(Path(__file__).resolve().parent / "unit"))  # for the rigs that several test files share
+    bare_package(_name, REPOSITORY)
+bare_package("doubles", REPOSITORY / "tests" / "doubles")
+bare_package("bench", REPOSITORY / "bench")

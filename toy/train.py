@@ -11,14 +11,14 @@ import argparse
 import math
 import sys
 import time
-import types
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import torch
-from headless import REPOSITORY, start_comfyui
+from bare_packages import bare_package
+from headless import start_comfyui
 from tqdm import tqdm
 
 MODEL = {
@@ -155,9 +155,7 @@ def main() -> None:
     import comfy.model_management
 
     comfy.model_management.in_training = True  # ComfyUI's own switch: no in-place operations where gradients are due
-    package = types.ModuleType("pack")
-    package.__path__ = [str(REPOSITORY)]
-    sys.modules["pack"] = package
+    bare_package("pack")
     train(Training(seed=arguments.seed, steps=arguments.steps), arguments.output)
 
 

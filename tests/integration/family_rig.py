@@ -33,7 +33,10 @@ def build(family: TinyFamily) -> comfy.model_patcher.ModelPatcher:
     """Return ComfyUI's own patcher over a new tiny model; skips what this ComfyUI lacks."""
     if not hasattr(comfy.supported_models, family.config):
         pytest.skip(f"this ComfyUI has no {family.config}")
-    config = getattr(comfy.supported_models, family.config)(known(family.unet))
+    sizes = known(family.unet)
+    config = getattr(comfy.supported_models, family.config)(sizes)
+    # what ComfyUI fixes for a family, it sets over the given sizes
+    config.unet_config.update({name: size for name, size in sizes.items() if name in config.unet_extra_config})
     config.set_inference_dtype(torch.float32, None)
     model = config.get_model(family.state(), "")
     family.shrink(model.diffusion_model)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import re
+import sys
 from urllib.parse import quote, urlencode
 
 import numpy as np
@@ -170,7 +172,10 @@ def test_the_server_lists_workflows_pictures_help_and_translations(server):
 
 
 def test_the_pack_says_nothing_at_start_but_its_import_time(server):
-    lines = [line for line in server.log().splitlines() if PACK in line or "dit_layerwise_offload" in line]
+    started = server.log().partition("To see the GUI")[0]
+    for path in (sys.prefix, os.environ["COMFYUI_PATH"]):  # the suite's own environment may lie in a folder so named
+        started = started.replace(path, "")
+    lines = [line for line in started.splitlines() if PACK in line or "dit_layerwise_offload" in line]
     assert len(lines) == 1, lines
     assert re.search(r"[\d.]+ seconds.*" + PACK, lines[0])
 

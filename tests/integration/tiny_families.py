@@ -674,7 +674,7 @@ TINY_FAMILIES = (
             "txtkvheads": 2,
             "channels": 16,
         },
-        (1, 16, 8, 8),
+        (1, 16, 1, 8, 8),
     ),
     TinyFamily(
         "ernie_image",
@@ -724,9 +724,9 @@ TINY_FAMILIES = (
             "intermediate_size": 128,
             "adaln_dim": 32,
             "mrope_section": (4, 6, 6),
+            "llm_features_dim": TEXT,
         },
         (1, 128, 8, 8),
-        text=53248,
     ),
     TinyFamily(
         "ace_step",

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 import torch
+from pack.comfy_adapter.report import CallRecord
 from pack.pictures import run_chart
-from pack.pictures.run_chart import ChartCall, ChartRun
+from pack.pictures.run_chart import ChartRun
 
 
-def call(step, branch="cond", diffs=None, ran=range(4), streamed=0, wasted=0) -> ChartCall:
-    return ChartCall(step, branch, diffs or {}, list(ran), streamed, wasted)
+def call(step, branch="cond", diffs=None, ran=range(4), streamed=0, wasted=0) -> CallRecord:
+    return CallRecord(step, 1.0, branch, "miss", "", diffs or {}, list(ran), streamed, wasted)
 
 
 def run(calls, **values) -> ChartRun:
