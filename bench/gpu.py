@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from pack.dbcache.settings import DBCacheSettings
 from pack.offload.auto import Placement, choose_placement
 from pack.offload.block_weights import BlockWeights
 from pack.offload.device import OffloadDevice, offload_device
 
 from .random_blocks import BlockShape, blocks_over, host_weights, pinned_weights
+from .scenarios import cache_settings
 from .stepper import Stepper
 from .tables import Part
 from .trajectories import capped_pattern
@@ -211,11 +211,7 @@ def run_way(
     """Run ``steps`` model calls over ``stack`` and return a row; ``budget`` is device bytes for weights."""
     sizes = [BlockWeights(block).size for block in stack]
     placement = choose_placement(sizes, 0, budget, cached=way.cached, front=1) if way.streamed else Placement()
-    cache = (
-        DBCacheSettings(preset="custom", fn=1, bn=0, warmup_steps=WARMUP, threshold=0.5, max_continuous=IN_A_ROW)
-        if way.cached
-        else None
-    )
+    cache = cache_settings(1, 0, WARMUP, 0.5, IN_A_ROW) if way.cached else None
     stepper = Stepper(stack, placement, machine.offload, machine.device, hidden, cache, steps)
     try:
         pattern = capped_pattern(steps, WARMUP, IN_A_ROW) if way.cached else (False,) * steps

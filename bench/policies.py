@@ -37,7 +37,9 @@ class _SlotUser:
         self._held: dict[int, Slot] = {}
         self._last: int | None = None
 
-    def begin_call(self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None = None) -> None:
+    def begin_call(
+        self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None, computed_later: bool
+    ) -> None:
         self._pool.acquire()
         self._last = None
 

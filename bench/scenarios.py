@@ -44,7 +44,13 @@ VIDEO_AND_AUDIO = {"video": H3_VIDEO_SHIFT, "audio": H3_AUDIO_SHIFT}
 def cache_settings(fn: int, bn: int, warmup: int, threshold: float, in_a_row: int) -> DBCacheSettings:
     """Return DBCache's settings taken at their word."""
     return DBCacheSettings(
-        preset="custom", fn=fn, bn=bn, warmup_steps=warmup, threshold=threshold, max_continuous=in_a_row
+        preset="custom",
+        fn=fn,
+        bn=bn,
+        warmup_steps=warmup,
+        threshold=threshold,
+        max_continuous=in_a_row,
+        compute_last_step=False,
     )
 
 

@@ -37,7 +37,7 @@ class StreamingPolicy(Protocol):
     """What a simulation drives: the pack's engine, or one of the policies it is compared with."""
 
     def begin_call(
-        self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None = None
+        self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None, computed_later: bool
     ) -> None: ...
 
     def announce(self, plan: Plan | None) -> None: ...
@@ -218,8 +218,13 @@ class _Simulation:
         gate = None
         if self._session is not None:
             gate = self._session.begin_call(CallInfo(step=self._call, sigma=0.0), self._announce)
-        always = None if self._session is None else self._session.always
-        self._policy.begin_call(plan=self._first_plan(), next_head=self._next_head(), always=always)
+        cached = self._session is not None
+        self._policy.begin_call(
+            plan=self._first_plan(),
+            next_head=self._next_head(),
+            always=self._session.always if cached else None,
+            computed_later=cached and self._session.computes_after(self._call),
+        )
         x = self._first_hidden()
         with HookManager(self._blocks, [one for one in (gate, self._policy) if one is not None]) as self._hooks:
             for block in self._blocks:

@@ -77,6 +77,7 @@ class Stepper:
             plan=plan,
             next_head=head if number + 1 < self._calls else None,
             always=None if session is None else session.always,
+            computed_later=session is not None and session.computes_after(number),
         )
         try:
             x = self._hidden * self._sign

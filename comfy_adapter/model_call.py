@@ -131,8 +131,13 @@ class _ModelCall:
     def _attempt(self, gate: CallGate | StackProver | None) -> Any:
         interceptors = [one for one in (gate, self._streamer) if one is not None]
         if self._streamer is not None:
-            always = None if gate is None else self._run.always
-            self._streamer.begin_call(plan=self._first_plan(gate), next_head=self._next_head(), always=always)
+            cached = gate is not None
+            self._streamer.begin_call(
+                plan=self._first_plan(gate),
+                next_head=self._next_head(),
+                always=self._run.always if cached else None,
+                computed_later=cached and self._run.computed_later,
+            )
         try:
             with HookManager(self._stack.blocks, interceptors) as self._hooks:
                 output = self._forward()

@@ -135,6 +135,11 @@ class SamplingRun:
         """The blocks that even a cached call runs, ``None`` while no call is cached."""
         return self.session.always if self.session is not None else None
 
+    @property
+    def computed_later(self) -> bool:
+        """Whether a step after the current one is certain to run every block."""
+        return self.session is not None and self.session.computes_after(self.counter.step)
+
     def next_head(self, stack: BlockStack) -> int | None:
         """Return :meth:`head` of the next call, ``None`` in the last step. A call that proves a stack opens the
         cache for the next one."""

@@ -39,6 +39,7 @@ class DBCacheSession:
         run = settings_for_run(settings, steps)
         self.settings = run.settings
         self.off = run.off
+        self._steps = steps
         self.route = StackRoute(layout, run.settings.fn, run.settings.bn)
         self.keeping = keeping
         self.notes: list[str] = list(run.notes)
@@ -66,6 +67,16 @@ class DBCacheSession:
         if self.off:
             return route.all_blocks
         return (*range(route.fn), *range(route.total - route.bn, route.total))
+
+    def computes_after(self, step: int) -> bool:
+        """Whether a later step than ``step`` is certain to run every block: the last one, one that still warms up, or
+        one that the cap on cached steps in a row leaves no choice. False where only the residuals will tell."""
+        settings, left = self.settings, self._steps - 1 - step
+        if left <= 0:
+            return False
+        forced = settings.scm != "none" and settings.scm_policy == "static"
+        capped = not forced and 0 <= settings.max_continuous < left
+        return bool(self.off) or settings.compute_last_step or step + 1 < settings.warmup_steps or capped
 
     def branch(self, call: CallInfo, hidden: Hidden) -> Branch:
         """Return the branch of a call, by its conditions, its setting and its first hidden states."""

@@ -59,6 +59,7 @@ class BlockStreamer:
         self._plan: Plan | None = None
         self._next_head: int | None = total
         self._hold_over = False
+        self._computed_later = False
         self._ran: list[int] = []
         self._active = 0
         self._when_retired: Callable[[], None] | None = None
@@ -126,7 +127,14 @@ class BlockStreamer:
             afterwards, self._when_retired = self._when_retired, None
             afterwards()
 
-    def begin_call(self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None = None) -> None:
+    def begin_call(
+        self,
+        *,
+        plan: Plan | None,
+        next_head: int | None,
+        always: Collection[int] | None = None,
+        computed_later: bool = False,
+    ) -> None:
         """Start a model call and prefetch its first blocks.
 
         Args:
@@ -135,6 +143,8 @@ class BlockStreamer:
                 this is the last call.
             always: the blocks that even a cached call runs, ``None`` when calls are not cached. Where all of them
                 are resident, slots hold over cached calls what the next computed one begins with.
+            computed_later: whether a call that runs every block is certain to follow: only for one is anything
+                copied to be held over, so nothing is copied for nothing.
 
         Raises:
             torch.OutOfMemoryError: not even one slot fits on the device.
@@ -143,6 +153,7 @@ class BlockStreamer:
         self._active += 1
         self._next_head = next_head
         self._hold_over = always is not None and not any(index in self._weights for index in always)
+        self._computed_later = computed_later
         self._ran = []
         self.last_forwarded = None
         self._read_timer()
@@ -200,10 +211,10 @@ class BlockStreamer:
 
     @property
     def _loads_held_over(self) -> bool:
-        """Whether to load what is held over: at the end of a computed call, unless it is the last."""
+        """Whether to load what is held over: at the end of a computed call, for one that is certain to follow."""
         plan = self._plan
         computed = plan is not None and plan.complete and any(index in self._weights for index in plan.blocks)
-        return self._hold_over and computed and self._next_head is not None
+        return self._hold_over and computed and self._computed_later
 
     def _coming(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
         """The streamed blocks to have on their way, nearest first."""

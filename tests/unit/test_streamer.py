@@ -72,7 +72,7 @@ class Rig:
             assert block.weight is original
             assert torch.equal(original, checksum)
 
-    def call(self, run=None, *, plan=None, next_head=-1, always=None, x=None):
+    def call(self, run=None, *, plan=None, next_head=-1, always=None, later=True, x=None):
         run = range(self.total) if run is None else run
         next_head = self.total if next_head == -1 else next_head
         x = torch.linspace(-1, 1, WIDTH) if x is None else x
@@ -80,7 +80,7 @@ class Rig:
         verdict = None
         if always is not None:
             plan, verdict = Plan((0,), complete=False), plan
-        self.streamer.begin_call(plan=plan, next_head=next_head, always=always)
+        self.streamer.begin_call(plan=plan, next_head=next_head, always=always, computed_later=later)
         try:
             with HookManager(self.blocks, [Skip(run), self.streamer]) as hooks:
                 for block in self.blocks:
@@ -182,9 +182,12 @@ def test_slots_hold_the_next_computed_calls_first_blocks_over_cached_ones(prefet
     assert (rig.moved, rig.wasted) == (9 * BLOCK_BYTES, 0)
     # the blocks held over were there at once, each later one took its two milliseconds less the one computing
     assert rig.device.stall - stalled <= 2 * (9 - len(slots))
-    cached(next_head=None)
-    # a run that ends with a cached call has filled its slots once for nothing
-    assert (rig.moved, rig.wasted) == (0, len(slots) * BLOCK_BYTES)
+    # what is held is kept while cached calls go on, and used; without a computed call to come nothing is loaded
+    computed(later=False)
+    assert (rig.moved, rig.wasted) == ((9 - len(slots)) * BLOCK_BYTES, 0)
+    for next_head in (2, None):
+        cached(next_head)
+        assert (rig.moved, rig.wasted) == (0, 0)
 
 
 def test_a_call_is_over_even_when_a_copy_for_the_next_one_fails():
