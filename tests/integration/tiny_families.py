@@ -55,11 +55,12 @@ class TinyFamily:
 
 
 def _seconds() -> dict[str, torch.Tensor]:
-    """Return the weights of Stable Audio's two number embedders."""
+    """Return weights for Stable Audio's two number embedders, which ComfyUI makes of uninitialised memory."""
     from comfy.ldm.audio.embedders import NumberConditioner
 
     prefixes = ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
-    return {p + key: value for p in prefixes for key, value in NumberConditioner(768, 0, 512).state_dict().items()}
+    weights = NumberConditioner(768, 0, 512).state_dict()
+    return {prefix + key: 0.1 * noise(*value.shape, seed=7) for prefix in prefixes for key, value in weights.items()}
 
 
 _FLUX = {
