@@ -26,6 +26,9 @@ def end_to_end(arguments: argparse.Namespace) -> Part:
     if not os.environ.get("COMFYUI_PATH"):
         return Part("end_to_end", "Sampling in ComfyUI", skipped="COMFYUI_PATH is not set")
     start_comfyui(*([] if torch.cuda.is_available() else ["--cpu"]))
+    import comfy.utils
+
+    comfy.utils.set_progress_bar_enabled(False)
     pack = LoadedPack()
     make = find_example(arguments.model) if arguments.model else toy_digits
     return compare(make(pack), pack, arguments.rounds or ROUNDS)
