@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ..dbcache.branches import CallInfo, base_name
 from ..dbcache.gate import CallGate, CallOutcome
 from ..dbcache.layout import StackLayout
@@ -18,7 +20,8 @@ from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .neighbours import whole_step_cache
 from .progress import show_on_node
 from .report import CallRecord, ReportBox, RunReport
-from .sigma_reading import SigmaReader, evaluates_once_a_step
+from .sampler_rehearsal import foretold_levels
+from .sigma_reading import SigmaReader
 from .versions import comfyui_version, keeping_context
 
 log = logging.getLogger("dit_layerwise_offload.run")
@@ -32,15 +35,15 @@ class SamplingRun:
 
     Args:
         patcher: the model patcher that is sampled.
-        sigmas: the schedule, steps + 1 noise levels.
+        sigmas: the schedule, of shape (steps + 1,).
         sampler: ComfyUI's sampler object.
     """
 
-    def __init__(self, patcher: Any, sigmas: list[float], sampler: Any = None) -> None:
+    def __init__(self, patcher: Any, sigmas: torch.Tensor, sampler: Any = None) -> None:
         self._root = unwrapped(patcher.model.diffusion_model)
         stack = find_stack(self._root)
-        self.counter = StepCounter(sigmas)
-        self._levels = SigmaReader(sigmas, evaluates_once_a_step(sampler))
+        self.counter = StepCounter(sigmas.tolist())
+        self._levels = SigmaReader(foretold_levels(sampler, sigmas, patcher))
         self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
         engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
         self._report = RunReport(
@@ -89,7 +92,7 @@ class SamplingRun:
 
     def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
         """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
-        device, the sigma, with samplers that evaluate more than once a step."""
+        device, the sigma, where the sampler's noise levels could not be foretold."""
         sigma = self._levels.sigma(options.get("sigmas"))
         return CallInfo(
             step=self.counter.at(sigma),

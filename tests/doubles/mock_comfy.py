@@ -278,13 +278,12 @@ def installed():
     comfy.patcher_extension = patcher_extension
     comfy.model_patcher = model_patcher
     comfy.model_management = model_management
-    k_diffusion = types.ModuleType("comfy.k_diffusion")
-    k_diffusion.sampling = types.ModuleType("comfy.k_diffusion.sampling")
-    comfy.k_diffusion = k_diffusion
+    samplers = types.ModuleType("comfy.samplers")
+    samplers.KSAMPLER = type("KSAMPLER", (), {})
+    comfy.samplers = samplers
     modules = {
         "comfy": comfy,
-        "comfy.k_diffusion": k_diffusion,
-        "comfy.k_diffusion.sampling": k_diffusion.sampling,
+        "comfy.samplers": samplers,
         "comfy.patcher_extension": patcher_extension,
         "comfy.model_management": model_management,
         "comfy.model_patcher": model_patcher,

@@ -66,7 +66,9 @@ def cond(family: TinyFamily, seed: int, tokens: int = 8) -> list:
     return [[noise(1, tokens, family.text, seed=seed), {"pooled_output": noise(1, 32, seed=seed + 100), **extras}]]
 
 
-def sample(patcher: Any, family: TinyFamily, tokens: tuple[int, int] = (8, 8), **options: Any) -> torch.Tensor:
+def sample(
+    patcher: Any, family: TinyFamily, tokens: tuple[int, int] = (8, 8), sampler: str = "euler", **options: Any
+) -> torch.Tensor:
     """Sample with classifier-free guidance; ``tokens`` are the lengths of the two prompts."""
     nested = isinstance(family.latent[0], tuple)
     shapes = family.latent if nested else (family.latent,)
@@ -79,7 +81,7 @@ def sample(patcher: Any, family: TinyFamily, tokens: tuple[int, int] = (8, 8), *
             nest(noises),
             STEPS,
             3.0,
-            "euler",
+            sampler,
             "simple",
             cond(family, 2, tokens[0]),
             cond(family, 3, tokens[1]),

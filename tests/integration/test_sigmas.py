@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import comfy.k_diffusion.sampling
 import comfy.samplers
 import pytest
 import torch
@@ -12,52 +11,80 @@ from real_comfy import FLUX, WAN, build, cond, sample
 from test_dbcache import FORCED
 from torch.utils._python_dispatch import TorchDispatchMode
 
+STEPS = 6
+ADAPTIVE = "dpm_adaptive"
+
 
 @pytest.fixture
-def reading(pack):
-    return pack.module("comfy_adapter.sigma_reading")
+def rehearsal(pack):
+    return pack.module("comfy_adapter.sampler_rehearsal")
 
 
-def test_samplers_that_evaluate_once_a_step_do(reading):
-    """Each of the table, sampled by ComfyUI: once at every entry of the schedule but the last, in order."""
+def evaluated_levels(model, sample_it) -> tuple[list[float], dict]:
+    """Return the noise level of each prediction that a sampler really asks for, and what the run was started with."""
     import comfy.patcher_extension
 
-    steps, found = 6, 0
-    model = build(WAN)
-    evaluated, schedule = [], []
+    levels, run = [], {}
 
     def note_evaluation(executor, x, timestep, *args, **kwargs):
-        evaluated.append(float(timestep.flatten()[0]))
+        levels.append(float(timestep.flatten()[0]))
         return executor(x, timestep, *args, **kwargs)
 
-    def note_schedule(executor, noise, latent_image, sampler, sigmas, *args, **kwargs):
-        schedule.extend(sigmas[:-1].tolist())
+    def note_run(executor, noise, latent_image, sampler, sigmas, *args, **kwargs):
+        run.update(sampler=sampler, sigmas=sigmas)
         return executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
 
-    kinds = comfy.patcher_extension.WrappersMP
+    model, kinds = model.clone(), comfy.patcher_extension.WrappersMP
     model.add_wrapper_with_key(kinds.PREDICT_NOISE, "note", note_evaluation)
-    model.add_wrapper_with_key(kinds.OUTER_SAMPLE, "note", note_schedule)
-    for name in reading.ONE_EVALUATION_A_STEP:
-        if name not in comfy.samplers.KSampler.SAMPLERS:
-            continue
-        evaluated.clear()
-        schedule.clear()
-        sample(model, WAN, sampler=name, steps=steps)
-        # samplers that need a finite signal-to-noise ratio begin a hair below the top of the schedule
-        assert evaluated == pytest.approx(schedule, abs=2e-3), name
-        assert len(schedule) == steps
-        found += 1
-    assert found >= 15
+    model.add_wrapper_with_key(kinds.OUTER_SAMPLE, "note", note_run)
+    sample_it(model)
+    return levels, run
 
 
-def test_a_function_of_the_same_name_is_not_trusted(reading):
+@pytest.mark.parametrize("name", comfy.samplers.KSampler.SAMPLERS)
+def test_each_sampler_evaluates_where_its_rehearsal_foretold(rehearsal, name):
+    model = build(WAN)
+    levels, run = evaluated_levels(model, lambda copy: sample(copy, WAN, sampler=name, steps=STEPS))
+    before = torch.get_rng_state()
+    foretold = rehearsal.foretold_levels(run["sampler"], run["sigmas"], model)
+    assert torch.equal(torch.get_rng_state(), before)
+    if name == ADAPTIVE:
+        assert foretold is None
+    else:
+        assert list(foretold) == levels
+        assert len(levels) >= STEPS
+
+
+@pytest.mark.parametrize("name", ["dpmpp_sde", "dpmpp_2s_ancestral", "heunpp2", "ddpm", "uni_pc", "seeds_2"])
+def test_so_do_those_of_models_that_predict_noise(rehearsal, name):
+    from family_rig import build as build_tiny
+    from family_rig import sample as sample_tiny
+    from tiny_families import TINY_FAMILIES
+
+    family = next(one for one in TINY_FAMILIES if one.name == "pixart_alpha")
+    model = build_tiny(family)
+    levels, run = evaluated_levels(model, lambda copy: sample_tiny(copy, family, sampler=name))
+    assert list(rehearsal.foretold_levels(run["sampler"], run["sigmas"], model)) == levels
+    assert levels[0] > 2  # no level of a flow
+
+
+def test_what_cannot_be_known_is_not_foretold(rehearsal):
+    """Other packs' samplers, ComfyUI's with objects as options, and a schedule without a step."""
+
     def sample_euler():
         pass
 
-    assert reading.evaluates_once_a_step(comfy.samplers.ksampler("euler"))
-    assert not reading.evaluates_once_a_step(comfy.samplers.ksampler("heun"))
-    assert not reading.evaluates_once_a_step(comfy.samplers.KSAMPLER(sample_euler))
-    assert not reading.evaluates_once_a_step(None)
+    def foretold(sampler, steps=2):
+        return rehearsal.foretold_levels(sampler, torch.linspace(1, 0, steps + 1), model)
+
+    model, kinds = build(WAN), comfy.samplers
+    assert foretold(kinds.ksampler("euler")) == (1.0, 0.5)
+    assert foretold(kinds.ksampler("euler"), steps=0) is None
+    assert foretold(kinds.KSAMPLER(sample_euler)) is None
+    assert foretold(kinds.ksampler("dpmpp_sde", {"r": 0.25})) != foretold(kinds.ksampler("dpmpp_sde"))
+    assert foretold(kinds.ksampler("dpmpp_sde", {"noise_sampler": lambda *_: 0})) is None
+    assert foretold(type("Own", (kinds.KSAMPLER,), {})(kinds.ksampler("euler").sampler_function)) is None
+    assert foretold(None) is None
 
 
 class Reads(TorchDispatchMode):
@@ -112,9 +139,24 @@ def test_numbers_are_read_back_for_decisions_only(dbcache, report, family, split
     assert sum(counts) > 0
 
 
-def test_other_samplers_read_one_number_more(dbcache, report):
+@pytest.mark.parametrize(
+    "sampler", ["heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde", "seeds_3", "uni_pc", "dpm_fast"]
+)
+def test_so_it_is_with_samplers_that_evaluate_more_than_once_a_step(dbcache, report, sampler):
     plain = build(WAN)
-    own = reads_by_call(plain, WAN, sampler="heun")[0]
+    own = reads_by_call(plain, WAN, sampler=sampler)[0]
+    model = dbcache(plain, **{**FORCED, "residual_diff_threshold": 0.999})
+    counts = [count - own for count in reads_by_call(model, WAN, sampler=sampler)]
+    calls = report(model)["calls"]
+    for call, count in zip(calls, counts, strict=True):
+        assert count == len(call["diffs"])
+        assert count == 0 or call["step"] >= 3
+    assert sum(counts) > 0
+
+
+def test_an_adaptive_sampler_reads_one_number_more(dbcache, report):
+    plain = build(WAN)
+    own = reads_by_call(plain, WAN, sampler=ADAPTIVE)[0]
     model = dbcache(plain, **FORCED)
-    counts = [count - own for count in reads_by_call(model, WAN, sampler="heun")]
-    assert [count - len(call["diffs"]) for call, count in zip(report(model)["calls"], counts, strict=True)] == [1] * 23
+    counts = [count - own for count in reads_by_call(model, WAN, sampler=ADAPTIVE)]
+    assert {count - len(call["diffs"]) for call, count in zip(report(model)["calls"], counts, strict=True)} == {1}
