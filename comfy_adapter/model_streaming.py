@@ -67,6 +67,7 @@ class ModelStreaming:
         self.timing: BlockTiming | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
+        self._watch: torch.utils.hooks.RemovableHandle | None = None
 
     def measure(self, model: torch.nn.Module) -> None:
         """Take the sizes of the model as it is now. ComfyUI asks for them often, so they are kept."""
@@ -153,8 +154,37 @@ class ModelStreaming:
         loaded = None if model is None else model.current_weight_patches_uuid
         return self.engine if loaded is not None and self.is_built_for(loaded) else None
 
+    def release_when_another_runs(self) -> None:
+        """Drop the engine at the next call of the model if that is made with other weights than the engine's.
+
+        ComfyUI does not tell a patcher that another of the same model takes its place: it detaches both that one
+        and the very same when it is asked for again.
+        """
+        self.stop_watching()
+        model = self._model()
+        if model is None or self.engine is None:
+            return
+        streaming = weakref.ref(self)
+
+        @torch.compiler.disable
+        def check(*_: Any) -> None:
+            found = streaming()
+            if found is not None:
+                found.stop_watching()
+                if found.current_engine is None:
+                    found.release()
+
+        self._watch = unwrapped(model.diffusion_model).register_forward_pre_hook(check)
+
+    def stop_watching(self) -> None:
+        """Take back what :meth:`release_when_another_runs` put on the model."""
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
+
     def release(self) -> None:
         """Drop the engine with its slots, pins and baked weights; during a model call, when that call ends."""
+        self.stop_watching()
         if self.engine is not None:
             pins = self.engine.pins
             self.engine.streamer.retire(pins.release if pins is not None else None)

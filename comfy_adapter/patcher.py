@@ -125,6 +125,7 @@ class LayerwiseOffloadMixin:
         # Called on every transient clone that dies, too: only the engine's owner may give the slots back.
         if self.layerwise_settings is not None and self._owns_engine:
             self._streaming.streamer.release_slots()
+            self._streaming.release_when_another_runs()
         return super().detach(unpatch_all)
 
     def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,6 +224,7 @@ class LayerwiseOffloadMixin:
     def _ensure_engine(self, device: Any) -> None:
         """Build the engine, or take over the one a clone with the same weights has built."""
         self._layerwise_token = self._layerwise_token or object()
+        self._streaming.stop_watching()
         if self._streaming.is_built_for(self.patches_uuid):
             self._streaming.hand_over(self._layerwise_token)
         else:

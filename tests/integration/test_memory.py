@@ -203,12 +203,36 @@ def test_pins_go_when_a_plain_branch_takes_the_model(offload, pins):
     plain = build(WAN)
     expected = sample(plain, WAN)
     model = offload(plain, resident_blocks=0)
+    hooks = dict(plain.model.diffusion_model._forward_pre_hooks)
     for _ in range(2):
         assert torch.equal(sample(model, WAN), expected)
+        pinned = pins.total
+        assert torch.equal(sample(model, WAN), expected)
+        assert pins.total == pinned > 0
         assert torch.equal(sample(plain, WAN), expected)
+        assert pins.total == 0
+        assert dict(plain.model.diffusion_model._forward_pre_hooks) == hooks
+    sample(model, WAN)
+    assert dict(plain.model.diffusion_model._forward_pre_hooks) == hooks
+
+
+def test_pins_stay_with_a_detached_patcher_until_another_runs(offload, pack, pins):
+    """A detached patcher whose model nobody else calls keeps what it has, and leaves nothing on the model."""
+    plain = build(WAN)
+    model = offload(plain, resident_blocks=0)
+    sample(model, WAN)
+    engine, pinned = streaming(pack, model).engine, pins.total
+    model.detach(unpatch_all=False)
+    model.detach(unpatch_all=False)
+    assert len(plain.model.diffusion_model._forward_pre_hooks) == 1
+    sample(model, WAN)
+    assert streaming(pack, model).engine is engine
+    assert pins.total == pinned > 0
+    model.detach(unpatch_all=False)
     del model
     gc.collect()
     assert pins.total == 0
+    assert not plain.model.diffusion_model._forward_pre_hooks
 
 
 def test_an_unload_during_a_call_leaves_that_call_its_memory(offload, pack, pins):
