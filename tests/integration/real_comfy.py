@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import comfy.ldm.flux.model
-import comfy.model_management
 import comfy.model_patcher
 import comfy.nested_tensor
 import comfy.sample
 import comfy.samplers
 import comfy.sd
-import comfy.supported_models as supported_models
-import pytest
 import torch
+from tiny_models import config_of, patcher_over, randomise
 
 TEXT_WIDTH = 64
 STEPS = 12
@@ -37,14 +34,6 @@ class Family:
         return sum(self.list_sizes.values())
 
 
-def _config(name: str, unet_config: dict[str, Any]) -> Any:
-    if not hasattr(supported_models, name):
-        pytest.skip(f"this ComfyUI has no {name}")
-    config = getattr(supported_models, name)(unet_config)
-    config.set_inference_dtype(torch.float32, None)
-    return config
-
-
 def _flux() -> Any:
     unet_config = {
         "image_model": "flux",
@@ -62,14 +51,13 @@ def _flux() -> Any:
         "theta": 10000,
         "qkv_bias": True,
         "guidance_embed": True,
+        "txt_ids_dims": [],
     }
-    if "txt_ids_dims" in comfy.ldm.flux.model.FluxParams.__dataclass_fields__:
-        unet_config["txt_ids_dims"] = []
-    return _config("Flux", unet_config)
+    return config_of("Flux", unet_config)
 
 
 def _wan() -> Any:
-    return _config(
+    return config_of(
         "WAN21_T2V",
         {
             "image_model": "wan2.1",
@@ -106,7 +94,7 @@ FAMILIES = (FLUX, WAN)
 
 
 def _minimax_h3() -> Any:
-    return _config(
+    return config_of(
         "MiniMaxH3",
         {
             "image_model": "minimax_h3",
@@ -126,7 +114,7 @@ def _minimax_h3() -> Any:
 
 
 def _ltx_2() -> Any:
-    return _config(
+    return config_of(
         "LTXAV",
         {
             "image_model": "ltxav",
@@ -167,19 +155,8 @@ AUDIO_VIDEO_FAMILIES = (MINIMAX_H3, LTX_2)
 def build(family: Family, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
     """Return ComfyUI's own patcher over a new tiny model of ``family``."""
     model = family.config().get_model({}, "")
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            random = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1:
-                parameter.copy_(random * family.scale / parameter[0].numel() ** 0.5)
-            else:
-                parameter.copy_((0.0 if name.endswith("bias") else 1.0) + random * 0.02)
-        for name, buffer in model.diffusion_model.named_buffers():
-            if name == "rope.inv_freq":
-                buffer.copy_(torch.logspace(0, -1, len(buffer)))
-    management = comfy.model_management
-    return comfy.model_patcher.ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
+    randomise(model, family.scale, seed)
+    return patcher_over(model)
 
 
 def random_like(shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ import pytest
 import real_comfy
 import torch
 from real_comfy import FAMILIES, WAN, blocks_of, build, lora, sample, with_lora
+from tiny_models import config_of
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 LAYOUTS = [
@@ -99,7 +100,7 @@ def test_quantised_tensors_with_lora(offload, layout):
 
 QUANTISED_WAN = dataclasses.replace(
     WAN,
-    config=lambda: real_comfy._config(
+    config=lambda: config_of(
         "WAN21_T2V",
         {
             "image_model": "wan2.1",

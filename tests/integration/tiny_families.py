@@ -5,7 +5,6 @@ Data only: the class in ``comfy.supported_models``, its sizes, a latent, and wha
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,23 +217,6 @@ _COSMOS2 = {
     "extra_per_block_abs_pos_emb": False,
     "rope_enable_fps_modulation": False,
 }
-
-
-def known(unet: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes without those that this ComfyUI has no name for."""
-    modules = {
-        "flux": "flux.model.FluxParams",
-        "flux2": "flux.model.FluxParams",
-        "longcat_image": "flux.model.FluxParams",
-        "chroma": "chroma.model.ChromaParams",
-        "chroma_radiance": "chroma_radiance.model.ChromaRadianceParams",
-        "hunyuan_video": "hunyuan_video.model.HunyuanVideoParams",
-    }
-    if unet.get("image_model") not in modules:
-        return dict(unet)
-    module, name = modules[unet["image_model"]].rsplit(".", 1)
-    fields = getattr(importlib.import_module(f"comfy.ldm.{module}"), name).__dataclass_fields__
-    return {key: value for key, value in unet.items() if key == "image_model" or key in fields}
 
 
 TINY_FAMILIES = (
