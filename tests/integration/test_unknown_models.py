@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
-from tiny_families import _VIDEO, _WAN, TINY_FAMILIES, TinyFamily
+from tiny_families import TINY_FAMILIES, TinyFamily
 from tiny_rarer_families import RARER_FAMILIES
+from tiny_sizes import VIDEO_LATENT, WAN
 
 BY_NAME = {family.name: family for family in TINY_FAMILIES}
 
@@ -104,7 +105,7 @@ def test_a_unet_is_refused_by_name(offload, dbcache):
 def test_blocks_that_are_never_called_as_modules_are_refused_by_name(offload, dbcache):
     """Wan Animate 2 looks like Wan, but nothing can be put around its blocks: streamed weights would never arrive."""
     patcher = build(
-        TinyFamily("wan_animate2", "WAN_Animate2", {**_WAN, "model_type": "animate2", "in_dim": 36}, _VIDEO)
+        TinyFamily("wan_animate2", "WAN_Animate2", {**WAN, "model_type": "animate2", "in_dim": 36}, VIDEO_LATENT)
     )
     for node in (offload, dbcache):
         with pytest.raises(ValueError, match=r"model is a WanAnimate2Model, .*three methods of each block"):
