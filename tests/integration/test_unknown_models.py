@@ -71,35 +71,10 @@ def test_what_cannot_be_proven_is_computed_exactly(offload, dbcache, report, unk
     assert all(why in call["reason"] for call in run["calls"])
 
 
-def test_a_unet_is_refused_by_name(offload, dbcache):
-    import comfy.model_patcher
-    import comfy.supported_models
-
-    config = comfy.supported_models.SD15(
-        {
-            "image_size": 32,
-            "in_channels": 4,
-            "out_channels": 4,
-            "model_channels": 32,
-            "num_res_blocks": [1, 1],
-            "channel_mult": [1, 1],
-            "transformer_depth": [1, 1],
-            "transformer_depth_output": [1, 1, 1, 1],
-            "transformer_depth_middle": 1,
-            "context_dim": 16,
-            "num_heads": 2,
-            "use_spatial_transformer": True,
-            "use_linear_in_transformer": False,
-            "adm_in_channels": None,
-            "use_temporal_attention": False,
-            "legacy": False,
-        }
-    )
-    config.set_inference_dtype(torch.float32, None)
-    patcher = comfy.model_patcher.ModelPatcher(config.get_model({}, ""), torch.device("cpu"), torch.device("cpu"))
+def test_a_unet_is_refused_by_name(offload, dbcache, unet):
     for node in (offload, dbcache):
         with pytest.raises(ValueError, match=r"model is a UNetModel, .*every part of a UNet takes"):
-            node(patcher)
+            node(unet)
 
 
 def test_blocks_that_are_never_called_as_modules_are_refused_by_name(offload, dbcache):

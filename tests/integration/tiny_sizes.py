@@ -207,3 +207,21 @@ PIXELDIT = {
     "txt_embed_dim": TEXT,
     "txt_max_length": 32,
 }
+UNET = {
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 64,
+    "num_heads": 2,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": False,
+    "adm_in_channels": None,
+    "use_temporal_attention": False,
+    "legacy": False,
+}
