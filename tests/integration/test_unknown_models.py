@@ -24,6 +24,22 @@ def unknown(pack, monkeypatch):
     return families
 
 
+@pytest.fixture
+def computed_exactly(offload, dbcache, report):
+    """Sample a family with both nodes, which must skip no block and change no bit; returns the run's report."""
+
+    def sampled(family):
+        plain = build(family)
+        expected = sample(plain, family)
+        model = dbcache(offload(plain, resident_blocks=1), **FORCED)
+        assert torch.equal(sample(model, family), expected)
+        run = report(model)
+        assert run["totals"]["hits"] == 0
+        return run
+
+    return sampled
+
+
 @pytest.mark.parametrize("name", ["wan21_t2v", "ltxv", "lumina2", "qwen_image", "cosmos_predict2"])
 def test_a_stack_in_one_list_is_proven_and_cached(offload, dbcache, report, unknown, name):
     family = BY_NAME[name]
@@ -45,28 +61,20 @@ def test_a_stack_in_one_list_is_proven_and_cached(offload, dbcache, report, unkn
     assert torch.equal(sample(plain, family), expected)
 
 
-def test_what_is_proven_is_what_the_table_says(dbcache, pack, monkeypatch):
+def test_what_is_proven_is_what_the_table_says(dbcache, unknown):
     family = BY_NAME["wan21_t2v"]
     plain = build(family)
-    families = pack.module("comfy_adapter.families")
-    known = families.find_stack(plain.model.diffusion_model)
+    known = unknown.find_stack(plain.model.diffusion_model, unknown.FAMILIES)
+    assert known.layout is not None
     expected = sample(ByHand(known).on(plain), family)
-    for name in ("family_of", "find_stack"):
-        monkeypatch.setattr(getattr(families, name), "__defaults__", ((),))
     assert torch.equal(sample(dbcache(plain, **FORCED), family), expected)
 
 
-def test_what_cannot_be_proven_is_computed_exactly(offload, dbcache, report, unknown):
+def test_what_cannot_be_proven_is_computed_exactly(computed_exactly, unknown):
     """HiDream gives each block text tokens of its own, joined to what the block before it returned."""
     family, why = BY_NAME["hidream"], "is not given what block"
     mostly_single = {"num_layers": 1, "num_single_layers": 9, "llama_layers": [0] * 10}
-    family = dataclasses.replace(family, unet={**family.unet, **mostly_single})
-    plain = build(family)
-    expected = sample(plain, family)
-    model = dbcache(offload(plain, resident_blocks=1), **FORCED)
-    assert torch.equal(sample(model, family), expected)
-    run = report(model)
-    assert run["totals"]["hits"] == 0
+    run = computed_exactly(dataclasses.replace(family, unet={**family.unet, **mostly_single}))
     assert len([note for note in run["notes"] if why in note and "computed exactly" in note]) == 1
     assert all(why in call["reason"] for call in run["calls"])
 
@@ -94,16 +102,10 @@ def test_families_that_cannot_be_cached_say_why(dbcache, name):
         dbcache(build(family))
 
 
-def test_long_music_is_computed_exactly(offload, dbcache, report):
+def test_long_music_is_computed_exactly(computed_exactly):
     """MiniMax Music 3 runs its stack once a window within one call."""
     music = next(one for one in RARER_FAMILIES if one.name == "minimax_music3")
-    music = dataclasses.replace(music, latent=(1, 128, 700))
-    plain = build(music)
-    expected = sample(plain, music)
-    model = dbcache(offload(plain, resident_blocks=1), **FORCED)
-    assert torch.equal(sample(model, music), expected)
-    run = report(model)
-    assert run["totals"]["hits"] == 0
+    run = computed_exactly(dataclasses.replace(music, latent=(1, 128, 700)))
     assert all("ran after block" in call["reason"] for call in run["calls"])
     assert sum("Calls of this kind are computed exactly" in note for note in run["notes"]) == 1
     assert all(call["blocks_run"] == [*range(6)] * 2 for call in run["calls"][1:])
