@@ -53,7 +53,7 @@ def randomise(model: torch.nn.Module, scale: float, seed: int = 0) -> None:
             else:
                 parameter.copy_((0.0 if name.endswith("bias") else 1.0) + random * 0.02)
         for name, buffer in model.diffusion_model.named_buffers():
-            if name == "rope.inv_freq":
+            if name in ("rope.inv_freq", "transformer.rotary_pos_emb.inv_freq"):
                 buffer.copy_(torch.logspace(0, -1, len(buffer)))
             elif name == "pos_embed":
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
