@@ -83,3 +83,12 @@ def dbcache(pack):
 def report(pack):
     """Execute the report node and return its JSON, parsed."""
     return lambda model: json.loads(pack.execute("DiTRunReport", model, after=None)[1])
+
+
+@pytest.fixture
+def unet():
+    """ComfyUI's own patcher over a small UNet of Stable Diffusion 1.5's kind."""
+    from tiny_models import config_of, patcher_over
+    from tiny_sizes import UNET
+
+    return patcher_over(config_of("SD15", UNET).get_model({}, ""))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import comfy.model_management
 import comfy.model_patcher
 import comfy.nested_tensor
 import comfy.patcher_extension
 import comfy.sample
-import comfy.supported_models
-import pytest
 import torch
-from tiny_families import TinyFamily, known, noise
+from tiny_families import TinyFamily, noise
+from tiny_models import config_of, patcher_over, randomise
 
 STEPS = 6
 WARMUP, IN_A_ROW = 2, 2
@@ -31,31 +29,12 @@ FORCED = {
 
 def build(family: TinyFamily) -> comfy.model_patcher.ModelPatcher:
     """Return ComfyUI's own patcher over a new tiny model; skips what this ComfyUI lacks."""
-    if not hasattr(comfy.supported_models, family.config):
-        pytest.skip(f"this ComfyUI has no {family.config}")
-    sizes = known(family.unet)
-    config = getattr(comfy.supported_models, family.config)(sizes)
-    # what ComfyUI fixes for a family, it sets over the given sizes
-    config.unet_config.update({name: size for name, size in sizes.items() if name in config.unet_extra_config})
-    config.set_inference_dtype(torch.float32, None)
-    model = config.get_model(family.state(), "")
+    model = config_of(family.config, family.unet).get_model(family.state(), "")
     family.shrink(model.diffusion_model)
-    generator = torch.Generator().manual_seed(0)
+    randomise(model, family.scale)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            random = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1:
-                parameter.copy_(random * family.scale / parameter[0].numel() ** 0.5)
-            else:
-                parameter.copy_((0.0 if name.endswith("bias") else 1.0) + random * 0.02)
-        for name, buffer in model.diffusion_model.named_buffers():
-            if name == "rope.inv_freq":
-                buffer.copy_(torch.logspace(0, -1, len(buffer)))
-            elif name == "pos_embed":
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
         family.fill(model.diffusion_model)
-    management = comfy.model_management
-    return comfy.model_patcher.ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
+    return patcher_over(model)
 
 
 def cond(family: TinyFamily, seed: int, tokens: int = 8) -> list:

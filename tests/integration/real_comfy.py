@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import comfy.ldm.flux.model
-import comfy.model_management
 import comfy.model_patcher
 import comfy.nested_tensor
 import comfy.sample
 import comfy.samplers
 import comfy.sd
-import comfy.supported_models as supported_models
-import pytest
+import tiny_sizes
 import torch
+from tiny_models import config_of, patcher_over, randomise
 
-TEXT_WIDTH = 64
+TEXT_WIDTH = tiny_sizes.TEXT
 STEPS = 12
 
 
@@ -37,67 +36,16 @@ class Family:
         return sum(self.list_sizes.values())
 
 
-def _config(name: str, unet_config: dict[str, Any]) -> Any:
-    if not hasattr(supported_models, name):
-        pytest.skip(f"this ComfyUI has no {name}")
-    config = getattr(supported_models, name)(unet_config)
-    config.set_inference_dtype(torch.float32, None)
-    return config
-
-
-def _flux() -> Any:
-    unet_config = {
-        "image_model": "flux",
-        "in_channels": 16,
-        "out_channels": 16,
-        "patch_size": 2,
-        "vec_in_dim": 32,
-        "context_in_dim": TEXT_WIDTH,
-        "hidden_size": 64,
-        "mlp_ratio": 4.0,
-        "num_heads": 2,
-        "depth": 3,
-        "depth_single_blocks": 4,
-        "axes_dim": [8, 12, 12],
-        "theta": 10000,
-        "qkv_bias": True,
-        "guidance_embed": True,
-    }
-    if "txt_ids_dims" in comfy.ldm.flux.model.FluxParams.__dataclass_fields__:
-        unet_config["txt_ids_dims"] = []
-    return _config("Flux", unet_config)
-
-
-def _wan() -> Any:
-    return _config(
-        "WAN21_T2V",
-        {
-            "image_model": "wan2.1",
-            "model_type": "t2v",
-            "dim": 64,
-            "ffn_dim": 128,
-            "num_heads": 2,
-            "num_layers": 8,
-            "text_dim": TEXT_WIDTH,
-            "in_dim": 16,
-            "out_dim": 16,
-            "freq_dim": 64,
-            "patch_size": (1, 2, 2),
-            "text_len": 32,
-        },
-    )
-
-
 FLUX = Family(
     "flux",
-    _flux,
+    partial(config_of, "Flux", tiny_sizes.FLUX),
     (1, 16, 8, 8),
     {"double_blocks": 3, "single_blocks": 4},
     ("double_blocks.0.img_attn.qkv", "double_blocks.2.txt_mlp.0", "single_blocks.1.linear1", "final_layer.linear"),
 )
 WAN = Family(
     "wan",
-    _wan,
+    partial(config_of, "WAN21_T2V", tiny_sizes.WAN),
     (1, 16, 2, 8, 8),
     {"blocks": 8},
     ("blocks.0.self_attn.q", "blocks.3.cross_attn.v", "blocks.6.ffn.0", "head.head"),
@@ -105,58 +53,42 @@ WAN = Family(
 FAMILIES = (FLUX, WAN)
 
 
-def _minimax_h3() -> Any:
-    return _config(
-        "MiniMaxH3",
-        {
-            "image_model": "minimax_h3",
-            "hidden_size": 128,
-            "num_layers": 6,
-            "token_refiner_num_layers": 1,
-            "num_attention_heads": 4,
-            "attention_head_dim": 32,
-            "ffn_hidden_size": 128,
-            "text_dim": TEXT_WIDTH,
-            "timestep_input_dim": 32,
-            "time_embed_hidden_size": 64,
-            "time_embed_dim": 32,
-            "rope_inv_freq_len": 4,
-        },
-    )
-
-
-def _ltx_2() -> Any:
-    return _config(
-        "LTXAV",
-        {
-            "image_model": "ltxav",
-            "in_channels": 128,
-            "cross_attention_dim": 64,
-            "attention_head_dim": 32,
-            "num_attention_heads": 2,
-            "audio_attention_head_dim": 16,
-            "audio_num_attention_heads": 2,
-            "audio_cross_attention_dim": 32,
-            "caption_channels": TEXT_WIDTH,
-            "num_layers": 6,
-            "connector_num_layers": 1,
-            "connector_attention_head_dim": 32,
-            "connector_num_attention_heads": 2,
-        },
-    )
-
+_MINIMAX_H3_SIZES = {
+    "image_model": "minimax_h3",
+    "hidden_size": 128,
+    "num_layers": 6,
+    "token_refiner_num_layers": 1,
+    "num_attention_heads": 4,
+    "attention_head_dim": 32,
+    "ffn_hidden_size": 128,
+    "text_dim": TEXT_WIDTH,
+    "timestep_input_dim": 32,
+    "time_embed_hidden_size": 64,
+    "time_embed_dim": 32,
+    "rope_inv_freq_len": 4,
+}
+_LTX_2_SIZES = {
+    **tiny_sizes.LTXV,
+    "image_model": "ltxav",
+    "audio_attention_head_dim": 16,
+    "audio_num_attention_heads": 2,
+    "audio_cross_attention_dim": 32,
+    "connector_num_layers": 1,
+    "connector_attention_head_dim": 32,
+    "connector_num_attention_heads": 2,
+}
 
 # Latents of a video and an audio part, which ComfyUI nests.
 MINIMAX_H3 = Family(
     "minimax_h3",
-    _minimax_h3,
+    partial(config_of, "MiniMaxH3", _MINIMAX_H3_SIZES),
     ((1, 24, 2, 4, 4), (1, 32, 2, 6)),
     {"blocks": 6},
     ("blocks.0.attn.qkv_proj", "blocks.3.mlp.fc1", "blocks.5.adaln_proj.linear"),
 )
 LTX_2 = Family(
     "ltx_2",
-    _ltx_2,
+    partial(config_of, "LTXAV", _LTX_2_SIZES),
     ((1, 128, 2, 4, 4), (1, 8, 6, 16)),
     {"transformer_blocks": 6},
     ("transformer_blocks.0.attn1.to_q", "transformer_blocks.4.audio_ff.net.2"),
@@ -167,19 +99,8 @@ AUDIO_VIDEO_FAMILIES = (MINIMAX_H3, LTX_2)
 def build(family: Family, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
     """Return ComfyUI's own patcher over a new tiny model of ``family``."""
     model = family.config().get_model({}, "")
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            random = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1:
-                parameter.copy_(random * family.scale / parameter[0].numel() ** 0.5)
-            else:
-                parameter.copy_((0.0 if name.endswith("bias") else 1.0) + random * 0.02)
-        for name, buffer in model.diffusion_model.named_buffers():
-            if name == "rope.inv_freq":
-                buffer.copy_(torch.logspace(0, -1, len(buffer)))
-    management = comfy.model_management
-    return comfy.model_patcher.ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
+    randomise(model, family.scale, seed)
+    return patcher_over(model)
 
 
 def random_like(shape: tuple[int, ...], seed: int) -> torch.Tensor:

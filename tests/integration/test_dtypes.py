@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import comfy.model_management
 import comfy.quant_ops
 import comfy.sd
 import pytest
 import real_comfy
+import tiny_sizes
 import torch
 from real_comfy import FAMILIES, WAN, blocks_of, build, lora, sample, with_lora
+from tiny_models import config_of
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 LAYOUTS = [
@@ -99,20 +102,17 @@ def test_quantised_tensors_with_lora(offload, layout):
 
 QUANTISED_WAN = dataclasses.replace(
     WAN,
-    config=lambda: real_comfy._config(
+    config=partial(
+        config_of,
         "WAN21_T2V",
         {
-            "image_model": "wan2.1",
-            "model_type": "t2v",
+            **tiny_sizes.WAN,
             "dim": 128,
             "ffn_dim": 256,
             "num_heads": 1,
             "num_layers": 6,
             "text_dim": 4096,
-            "in_dim": 16,
-            "out_dim": 16,
             "freq_dim": 256,
-            "patch_size": (1, 2, 2),
         },
     ),
     list_sizes={"blocks": 6},

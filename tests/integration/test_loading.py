@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from real_comfy import WAN, build, sample
 
 PROBE = Path(__file__).with_name("loading_probe.py")
@@ -122,34 +121,10 @@ def test_cache_dit_is_imported_when_the_node_executes_with_one_log_line_before_i
     assert seen["messages"].count("DBCache: importing cache-dit, which takes several seconds the first time.") == 1
 
 
-def test_an_unet_is_refused_by_name(offload, dbcache):
-    import comfy.model_management
-    import comfy.model_patcher
-    import comfy.supported_models
-
-    config = comfy.supported_models.SD15(
-        {
-            "image_size": 32,
-            "in_channels": 4,
-            "out_channels": 4,
-            "model_channels": 32,
-            "num_res_blocks": [1, 1],
-            "transformer_depth": [1, 1],
-            "transformer_depth_output": [1, 1, 1, 1],
-            "transformer_depth_middle": 1,
-            "channel_mult": [1, 2],
-            "num_heads": 2,
-            "context_dim": 64,
-            "use_spatial_transformer": True,
-            "legacy": False,
-        }
-    )
-    config.set_inference_dtype(torch.float32, None)
-    device = comfy.model_management.get_torch_device()
-    patcher = comfy.model_patcher.ModelPatcher(config.get_model({}, ""), device, device)
+def test_an_unet_is_refused_by_name(offload, dbcache, unet):
     for node in (offload, dbcache):
         with pytest.raises(ValueError, match=r"model is a UNetModel, which has no stack.*Remove this node"):
-            node(patcher)
+            node(unet)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
-from tiny_families import _VIDEO, _WAN, TINY_FAMILIES, TinyFamily
+from tiny_families import TINY_FAMILIES, TinyFamily
 from tiny_rarer_families import RARER_FAMILIES
+from tiny_sizes import VIDEO_LATENT, WAN
 
 BY_NAME = {family.name: family for family in TINY_FAMILIES}
 
@@ -21,6 +22,22 @@ def unknown(pack, monkeypatch):
         function = getattr(families, name)
         monkeypatch.setattr(function, "__defaults__", ((),))
     return families
+
+
+@pytest.fixture
+def computed_exactly(offload, dbcache, report):
+    """Sample a family with both nodes, which must skip no block and change no bit; returns the run's report."""
+
+    def sampled(family):
+        plain = build(family)
+        expected = sample(plain, family)
+        model = dbcache(offload(plain, resident_blocks=1), **FORCED)
+        assert torch.equal(sample(model, family), expected)
+        run = report(model)
+        assert run["totals"]["hits"] == 0
+        return run
+
+    return sampled
 
 
 @pytest.mark.parametrize("name", ["wan21_t2v", "ltxv", "lumina2", "qwen_image", "cosmos_predict2"])
@@ -44,67 +61,34 @@ def test_a_stack_in_one_list_is_proven_and_cached(offload, dbcache, report, unkn
     assert torch.equal(sample(plain, family), expected)
 
 
-def test_what_is_proven_is_what_the_table_says(dbcache, pack, monkeypatch):
+def test_what_is_proven_is_what_the_table_says(dbcache, unknown):
     family = BY_NAME["wan21_t2v"]
     plain = build(family)
-    families = pack.module("comfy_adapter.families")
-    known = families.find_stack(plain.model.diffusion_model)
+    known = unknown.find_stack(plain.model.diffusion_model, unknown.FAMILIES)
+    assert known.layout is not None
     expected = sample(ByHand(known).on(plain), family)
-    for name in ("family_of", "find_stack"):
-        monkeypatch.setattr(getattr(families, name), "__defaults__", ((),))
     assert torch.equal(sample(dbcache(plain, **FORCED), family), expected)
 
 
-def test_what_cannot_be_proven_is_computed_exactly(offload, dbcache, report, unknown):
+def test_what_cannot_be_proven_is_computed_exactly(computed_exactly, unknown):
     """HiDream gives each block text tokens of its own, joined to what the block before it returned."""
     family, why = BY_NAME["hidream"], "is not given what block"
     mostly_single = {"num_layers": 1, "num_single_layers": 9, "llama_layers": [0] * 10}
-    family = dataclasses.replace(family, unet={**family.unet, **mostly_single})
-    plain = build(family)
-    expected = sample(plain, family)
-    model = dbcache(offload(plain, resident_blocks=1), **FORCED)
-    assert torch.equal(sample(model, family), expected)
-    run = report(model)
-    assert run["totals"]["hits"] == 0
+    run = computed_exactly(dataclasses.replace(family, unet={**family.unet, **mostly_single}))
     assert len([note for note in run["notes"] if why in note and "computed exactly" in note]) == 1
     assert all(why in call["reason"] for call in run["calls"])
 
 
-def test_a_unet_is_refused_by_name(offload, dbcache):
-    import comfy.model_patcher
-    import comfy.supported_models
-
-    config = comfy.supported_models.SD15(
-        {
-            "image_size": 32,
-            "in_channels": 4,
-            "out_channels": 4,
-            "model_channels": 32,
-            "num_res_blocks": [1, 1],
-            "channel_mult": [1, 1],
-            "transformer_depth": [1, 1],
-            "transformer_depth_output": [1, 1, 1, 1],
-            "transformer_depth_middle": 1,
-            "context_dim": 16,
-            "num_heads": 2,
-            "use_spatial_transformer": True,
-            "use_linear_in_transformer": False,
-            "adm_in_channels": None,
-            "use_temporal_attention": False,
-            "legacy": False,
-        }
-    )
-    config.set_inference_dtype(torch.float32, None)
-    patcher = comfy.model_patcher.ModelPatcher(config.get_model({}, ""), torch.device("cpu"), torch.device("cpu"))
+def test_a_unet_is_refused_by_name(offload, dbcache, unet):
     for node in (offload, dbcache):
         with pytest.raises(ValueError, match=r"model is a UNetModel, .*every part of a UNet takes"):
-            node(patcher)
+            node(unet)
 
 
 def test_blocks_that_are_never_called_as_modules_are_refused_by_name(offload, dbcache):
     """Wan Animate 2 looks like Wan, but nothing can be put around its blocks: streamed weights would never arrive."""
     patcher = build(
-        TinyFamily("wan_animate2", "WAN_Animate2", {**_WAN, "model_type": "animate2", "in_dim": 36}, _VIDEO)
+        TinyFamily("wan_animate2", "WAN_Animate2", {**WAN, "model_type": "animate2", "in_dim": 36}, VIDEO_LATENT)
     )
     for node in (offload, dbcache):
         with pytest.raises(ValueError, match=r"model is a WanAnimate2Model, .*three methods of each block"):
@@ -118,16 +102,10 @@ def test_families_that_cannot_be_cached_say_why(dbcache, name):
         dbcache(build(family))
 
 
-def test_long_music_is_computed_exactly(offload, dbcache, report):
+def test_long_music_is_computed_exactly(computed_exactly):
     """MiniMax Music 3 runs its stack once a window within one call."""
     music = next(one for one in RARER_FAMILIES if one.name == "minimax_music3")
-    music = dataclasses.replace(music, latent=(1, 128, 700))
-    plain = build(music)
-    expected = sample(plain, music)
-    model = dbcache(offload(plain, resident_blocks=1), **FORCED)
-    assert torch.equal(sample(model, music), expected)
-    run = report(model)
-    assert run["totals"]["hits"] == 0
+    run = computed_exactly(dataclasses.replace(music, latent=(1, 128, 700)))
     assert all("ran after block" in call["reason"] for call in run["calls"])
     assert sum("Calls of this kind are computed exactly" in note for note in run["notes"]) == 1
     assert all(call["blocks_run"] == [*range(6)] * 2 for call in run["calls"][1:])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from tiny_families import _LUMINA, _VIDEO, _WAN, TEXT, TinyFamily, noise
+from tiny_families import TinyFamily, noise
+from tiny_sizes import LUMINA, PIXELDIT, VIDEO_LATENT, WAN
 
 
 def _small_music_transformer(diffusion_model: torch.nn.Module) -> None:
@@ -34,7 +35,7 @@ def _seedvr2_buffers(diffusion_model: torch.nn.Module) -> None:
         buffer.copy_(noise(*buffer.shape))
 
 
-_SCAIL = {**_WAN, "in_dim": 20}
+_SCAIL = {**WAN, "in_dim": 20}
 _REFERENCE = {"reference_latents": [noise(1, 16, 1, 8, 8)], "pose_video_latent": noise(1, 16, 2, 8, 8)}
 _SEEDVR2 = {
     "image_model": "seedvr2",
@@ -50,19 +51,19 @@ _SEEDVR2 = {
 }
 
 RARER_FAMILIES = (
-    TinyFamily("wan21_scail", "WAN21_SCAIL", {**_SCAIL, "model_type": "scail"}, _VIDEO, extras=_REFERENCE),
+    TinyFamily("wan21_scail", "WAN21_SCAIL", {**_SCAIL, "model_type": "scail"}, VIDEO_LATENT, extras=_REFERENCE),
     TinyFamily(
         "wan21_scail2",
         "WAN21_SCAIL2",
         {**_SCAIL, "model_type": "scail2"},
-        _VIDEO,
+        VIDEO_LATENT,
         extras={**_REFERENCE, "driving_mask_28ch": noise(1, 2, 28, 8, 8), "ref_mask_28ch": noise(1, 3, 28, 8, 8)},
     ),
     TinyFamily(
         "wan22_wandancer",
         "WAN22_WanDancer",
         {
-            **_WAN,
+            **WAN,
             "model_type": "wandancer",
             "in_dim": 36,
             "audio_inject_layers": [0, 2, 5],
@@ -71,15 +72,15 @@ RARER_FAMILIES = (
             "music_feature_dim": 35,
             "music_latent_dim": 32,
         },
-        _VIDEO,
+        VIDEO_LATENT,
         extras={"audio_embed": noise(1, 12, 35)},
     ),
-    TinyFamily("wan21_causal", "WAN21_CausalAR_T2V", {**_WAN, "causal_ar": True}, _VIDEO, cached=False),
+    TinyFamily("wan21_causal", "WAN21_CausalAR_T2V", {**WAN, "causal_ar": True}, VIDEO_LATENT, cached=False),
     TinyFamily(
         "zimage_pixel",
         "ZImagePixelSpace",
         {
-            **_LUMINA,
+            **LUMINA,
             "image_model": "zimage_pixel",
             "dim": 96,
             "patch_size": 4,
@@ -94,21 +95,7 @@ RARER_FAMILIES = (
     TinyFamily(
         "pid",
         "PiD",
-        {
-            "image_model": "pid",
-            "hidden_size": 64,
-            "num_groups": 2,
-            "pixel_hidden_size": 8,
-            "pixel_attn_hidden_size": 32,
-            "pixel_num_groups": 2,
-            "patch_depth": 4,
-            "pixel_depth": 4,
-            "patch_size": 16,
-            "txt_embed_dim": TEXT,
-            "txt_max_length": 32,
-            "lq_hidden_dim": 16,
-            "lq_latent_channels": 16,
-        },
+        {**PIXELDIT, "image_model": "pid", "lq_hidden_dim": 16, "lq_latent_channels": 16},
         (1, 3, 64, 64),
         extras={"lq_latent": noise(1, 16, 2, 2), "degrade_sigma": torch.tensor([0.1])},
     ),
