@@ -124,7 +124,7 @@ def explain(
     if too_small:
         return f"{what}: the budget has no room for even one block beside the other weights"
     if timing is None:
-        return f"{what}: as many as fit, nothing measured"
+        return f"{what}: as many as may, no times measured"
     copy = sum(block_bytes[index] for index in streamed) / len(streamed) / timing.bytes_per_ms
     figures = f"{copy:.3g} ms to copy a block, {timing.compute_ms:.3g} ms to compute one"
     if copy * len(streamed) <= timing.compute_ms * total and placement.prefetch:

@@ -59,6 +59,13 @@ def install_pack(folder: Path) -> None:
     shutil.copytree(REPOSITORY, folder, ignore=ignored)
 
 
+def anew(prompt: dict[str, Any]) -> dict[str, Any]:
+    """Return ``prompt`` so that the server runs every node of it: with an input that no node has, but that results kept
+    of earlier prompts do not have either."""
+    token = uuid.uuid4().hex
+    return {number: {**node, "inputs": {**node["inputs"], "unknown": token}} for number, node in prompt.items()}
+
+
 class ComfyUIServer:
     """One server on a free port, with folders of its own under ``folder``."""
 
@@ -117,10 +124,6 @@ class ComfyUIServer:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read()
-
-    def forget_results(self) -> None:
-        """Have the server unload models and drop results, so that the next prompt runs every node."""
-        self.post("free", {"unload_models": True, "free_memory": True})
 
     def run(self, prompt: dict[str, Any], on_event: Callable[[str, dict[str, Any]], None] = lambda *_: None) -> Run:
         """Queue ``prompt`` and follow it over the websocket to its end; ``on_event`` sees every event at once."""

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
-from comfyui_server import PACK, ComfyUIServer
+from comfyui_server import PACK, ComfyUIServer, anew
 from example_workflows import (
     FILES,
     TOY,
@@ -234,8 +234,7 @@ def test_the_api_twin_is_accepted_as_it_lies_there(server):
 
 def test_interrupting_leaves_a_healthy_server(server, definitions):
     prompt = toy_prompt(server, definitions)
-    server.forget_results()
-    before = server.run(prompt)
+    before = server.run(anew(prompt))
 
     samplers = [number for number, node in prompt.items() if node["class_type"] == "KSampler"]
     plain, cached_sampler = sorted(samplers, key=lambda number: of_source(prompt, number) == "DiTDBCache")
@@ -254,8 +253,7 @@ def test_interrupting_leaves_a_healthy_server(server, definitions):
     assert run.ended == "execution_interrupted"
     assert run.events[-1][1]["node_id"] == cached_sampler
 
-    server.forget_results()
-    after = server.run(prompt)
+    after = server.run(anew(prompt))
     assert after.ended == "execution_success"
     assert cached_sampler in {data["node"] for kind, data in after.events if kind == "progress"}, "it did not run again"
     for one, other in zip(pictures(server, before, prompt), pictures(server, after, prompt), strict=True):

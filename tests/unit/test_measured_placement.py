@@ -48,7 +48,7 @@ def device(monkeypatch):
 def test_the_report_says_what_stays_and_why():
     model = streamed(plain(), resident_blocks=3)
     sample(model)
-    assert placement(model) == "3 of 8 blocks stay (strided), 1 copied ahead: as many as fit, nothing measured"
+    assert placement(model) == "3 of 8 blocks stay (strided), 1 copied ahead: as many as may, no times measured"
     assert placement(model) in apply.last_run(model)[0]
 
 
