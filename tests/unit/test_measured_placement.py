@@ -88,7 +88,7 @@ def test_a_measured_call_changes_the_next_load_and_nothing_before(device):
     expected = sample(base)
     announced = model.model_size()
     assert torch.equal(sample(model), expected)
-    assert "nothing measured" in placement(model)
+    assert "no times measured" in placement(model)
     placed = model._streaming.placement
     assert placed.prefetch == 1
 
