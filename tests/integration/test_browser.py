@@ -89,8 +89,7 @@ def test_nodes_are_found_by_search_under_their_names(open_frontend):
     for name in NAMES.values():
         search(page, name)
         close_search(page)
-    search(page, "DBCache")
-    page.keyboard.press("Enter")
+    search(page, "DBCache").click()
     page.wait_for_function("() => app.graph.nodes.some(node => node.type == 'DiTDBCache')")
     assert errors == []
 
