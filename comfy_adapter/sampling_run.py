@@ -28,6 +28,10 @@ log = logging.getLogger("dit_layerwise_offload.run")
 
 NO_CACHE = "DBCache is not on this model"
 NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
+COMPILED_WHOLE = (
+    "The model is compiled as a whole: nothing of it runs compiled while DiT Layerwise Offload or DBCache is on it."
+    " Compile its blocks one by one instead."
+)
 
 
 class SamplingRun:
@@ -40,6 +44,7 @@ class SamplingRun:
     """
 
     def __init__(self, patcher: Any, sigmas: torch.Tensor, sampler: Any = None) -> None:
+        self._model = patcher.model
         self._root = unwrapped(patcher.model.diffusion_model)
         stack = find_stack(self._root)
         self.counter = StepCounter(sigmas.tolist())
@@ -93,6 +98,9 @@ class SamplingRun:
     def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
         """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
         device, the sigma, where the sampler's noise levels could not be foretold."""
+        if self._model.diffusion_model is not self._root and COMPILED_WHOLE not in self._report.notes:
+            self._report.notes.append(COMPILED_WHOLE)
+            log.warning("%s", COMPILED_WHOLE)
         sigma = self._levels.sigma(options.get("sigmas"))
         return CallInfo(
             step=self.counter.at(sigma),

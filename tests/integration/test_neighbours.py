@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import comfy.model_management
 import comfy.model_patcher
@@ -133,8 +135,8 @@ def test_after_compiled_blocks_the_plain_model_is_as_before(offload, family):
 
 
 @each_family
-def test_a_wholly_compiled_model_is_right(offload, dbcache, family):
-    """Nothing of it is compiled while the hooks are on, but every picture is right."""
+def test_a_wholly_compiled_model_is_right(offload, dbcache, report, family, caplog):
+    """Nothing of it is compiled while the hooks are on, but every picture is right, and it is said once."""
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     torch._dynamo.reset()
@@ -142,7 +144,29 @@ def test_a_wholly_compiled_model_is_right(offload, dbcache, family):
     expected = sample(dbcache(plain, **FORCED), family)
     model = dbcache(offload(plain, resident_blocks=2), **FORCED)
     set_torch_compile_wrapper(model, backend="eager")
-    assert torch.allclose(sample(model, family), expected, rtol=1e-5, atol=1e-6)
+    with caplog.at_level("WARNING"):
+        assert torch.allclose(sample(model, family), expected, rtol=1e-5, atol=1e-6)
+    said = "compiled as a whole"
+    assert sum(said in note for note in report(model)["notes"]) == 1
+    assert sum(said in record.getMessage() for record in caplog.records) == 1
+
+
+def test_kept_tensors_are_made_where_comfyui_wants_them(pack, dbcache, monkeypatch):
+    """In newer versions inside ``comfy.model_prefetch.pause_malloc_graph``, here a stand-in that counts."""
+    entered = []
+
+    @contextlib.contextmanager
+    def pause_malloc_graph():
+        entered.append(True)
+        yield
+
+    plain = build(WAN)
+    expected = sample(dbcache(plain, **FORCED), WAN)
+    monkeypatch.setattr(
+        pack.module("comfy_adapter.versions"), "model_prefetch", SimpleNamespace(pause_malloc_graph=pause_malloc_graph)
+    )
+    assert torch.equal(sample(dbcache(plain, **FORCED), WAN), expected)
+    assert entered
 
 
 def test_several_gpus_are_refused(offload):
