@@ -14,7 +14,7 @@ from typing import Any
 import comfy.model_patcher
 import torch
 
-from ..offload.block_weights import BlockWeights, HeldAttribute
+from ..offload.block_weights import PLAIN_TYPES, BlockWeights, HeldAttribute
 
 LoadEntry = tuple[str, torch.nn.Module]
 RAM_RESERVE = 2 * 2**30
@@ -65,7 +65,7 @@ def build_block_weights(
     for name, module in entries:
         for parameter, original in list(module._parameters.items()):
             key = plain_key(name, parameter)
-            if original is None or key not in patcher.patches or (on_the_fly and _takes_functions(module, parameter)):
+            if original is None or key not in patcher.patches or (on_the_fly and _patched_at_use(module, parameter)):
                 continue
             effective[id(original)] = bake(patcher, module, parameter, key, device)
         held += held_attributes(patcher, name, module, device, on_the_fly)
@@ -96,11 +96,13 @@ def held_attributes(
     if not hasattr(module, "comfy_cast_weights"):
         return []
     functions = {
-        parameter: _functions(patcher, plain_key(name, parameter), on_the_fly)
+        parameter: _functions(patcher, plain_key(name, parameter), on_the_fly and _patched_at_use(module, parameter))
         for parameter in ("weight", "bias")
         if _takes_functions(module, parameter)
     }
-    patched = on_the_fly and any(plain_key(name, parameter) in patcher.patches for parameter in functions)
+    patched = on_the_fly and any(
+        plain_key(name, parameter) in patcher.patches for parameter in functions if _patched_at_use(module, parameter)
+    )
     at_rest = getattr(module, "prev_comfy_cast_weights", module.comfy_cast_weights)
     held = [HeldAttribute(module, "comfy_cast_weights", True if patched or patcher.force_cast_weights else at_rest)]
     if hasattr(module, "comfy_force_cast_weights"):
@@ -115,6 +117,14 @@ def held_attributes(
 
 def _takes_functions(module: torch.nn.Module, parameter: str) -> bool:
     return hasattr(module, f"{parameter}_function")
+
+
+def _patched_at_use(module: torch.nn.Module, parameter: str) -> bool:
+    """Whether a weight function can patch the parameter when it is used. Layers of tensor types that take no part in
+    torch's flatten protocol (GGUF) bring their own cast, which knows no such functions: those are always baked."""
+    tensor = module._parameters.get(parameter)
+    opaque = tensor is not None and type(tensor) not in PLAIN_TYPES and not hasattr(tensor, "__tensor_flatten__")
+    return _takes_functions(module, parameter) and not opaque
 
 
 def _functions(patcher: Any, key: str, on_the_fly: bool) -> list[Any]:
