@@ -84,8 +84,13 @@ class SamplingRun:
     def warn_of_neighbours(self, model_options: Mapping[str, Any]) -> None:
         """Warn of nodes that came after DBCache and do not go together with it."""
         other = whole_step_cache(model_options)
-        if other and self.session is not None:
-            self.session.note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
+        if other and self._settings is not None:
+            self._note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._report.notes:
+            self._report.notes.append(text)
+            log.warning("%s", text)
 
     def covers(self, diffusion_model: Any) -> bool:
         """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
@@ -98,9 +103,8 @@ class SamplingRun:
     def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
         """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
         device, the sigma, where the sampler's noise levels could not be foretold."""
-        if self._model.diffusion_model is not self._root and COMPILED_WHOLE not in self._report.notes:
-            self._report.notes.append(COMPILED_WHOLE)
-            log.warning("%s", COMPILED_WHOLE)
+        if self._model.diffusion_model is not self._root:
+            self._note_once(COMPILED_WHOLE)
         sigma = self._levels.sigma(options.get("sigmas"))
         return CallInfo(
             step=self.counter.at(sigma),
@@ -132,9 +136,7 @@ class SamplingRun:
                 self._open_session(layout)
             else:
                 self._unproven = f"not supported: {gate.why}"
-                note = f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly."
-                self._report.notes.append(note)
-                log.warning("%s", note)
+                self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")
         return outcome
 
     def head(self, stack: BlockStack) -> int:

@@ -109,3 +109,14 @@ def test_long_music_is_computed_exactly(computed_exactly):
     assert all("ran after block" in call["reason"] for call in run["calls"])
     assert sum("Calls of this kind are computed exactly" in note for note in run["notes"]) == 1
     assert all(call["blocks_run"] == [*range(6)] * 2 for call in run["calls"][1:])
+
+
+def test_a_cache_that_skips_whole_steps_is_warned_of_before_the_stack_is_known(unknown, dbcache, report):
+    from real_comfy import WAN
+    from real_comfy import build as build_wan
+    from real_comfy import sample as sample_wan
+    from test_neighbours import easy_cache
+
+    model = easy_cache(dbcache(build_wan(WAN), **FORCED), "LazyCache")
+    sample_wan(model, WAN)
+    assert sum("skips whole steps" in note for note in report(model)["notes"]) == 1
