@@ -14,7 +14,7 @@ from typing import Any
 import comfy.model_patcher
 import torch
 
-from ..offload.block_weights import PLAIN_TYPES, BlockWeights, HeldAttribute
+from ..offload.block_weights import BlockWeights, HeldAttribute, is_opaque
 
 LoadEntry = tuple[str, torch.nn.Module]
 RAM_RESERVE = 2 * 2**30
@@ -95,14 +95,14 @@ def held_attributes(
     """
     if not hasattr(module, "comfy_cast_weights"):
         return []
-    functions = {
-        parameter: _functions(patcher, plain_key(name, parameter), on_the_fly and _patched_at_use(module, parameter))
-        for parameter in ("weight", "bias")
-        if _takes_functions(module, parameter)
-    }
-    patched = on_the_fly and any(
-        plain_key(name, parameter) in patcher.patches for parameter in functions if _patched_at_use(module, parameter)
-    )
+    functions: dict[str, list[Any]] = {}
+    patched = False
+    for parameter in ("weight", "bias"):
+        if _takes_functions(module, parameter):
+            key = plain_key(name, parameter)
+            at_use = on_the_fly and key in patcher.patches and _patched_at_use(module, parameter)
+            functions[parameter] = _functions(patcher, key, at_use)
+            patched |= at_use
     at_rest = getattr(module, "prev_comfy_cast_weights", module.comfy_cast_weights)
     held = [HeldAttribute(module, "comfy_cast_weights", True if patched or patcher.force_cast_weights else at_rest)]
     if hasattr(module, "comfy_force_cast_weights"):
@@ -120,17 +120,16 @@ def _takes_functions(module: torch.nn.Module, parameter: str) -> bool:
 
 
 def _patched_at_use(module: torch.nn.Module, parameter: str) -> bool:
-    """Whether a weight function can patch the parameter when it is used. Layers of tensor types that take no part in
-    torch's flatten protocol (GGUF) bring their own cast, which knows no such functions: those are always baked."""
+    """Whether a weight function can patch the parameter when it is used. Layers of opaque tensors (GGUF) bring their
+    own cast, which knows no such functions: those are always baked."""
     tensor = module._parameters.get(parameter)
-    opaque = tensor is not None and type(tensor) not in PLAIN_TYPES and not hasattr(tensor, "__tensor_flatten__")
-    return _takes_functions(module, parameter) and not opaque
+    return _takes_functions(module, parameter) and (tensor is None or not is_opaque(tensor))
 
 
-def _functions(patcher: Any, key: str, on_the_fly: bool) -> list[Any]:
-    """Return the weight functions of one parameter: the LoRA first, then other nodes' weight wrappers."""
+def _functions(patcher: Any, key: str, lora: bool) -> list[Any]:
+    """Return the weight functions of one parameter: the LoRA first, if asked for, then other nodes' weight wrappers."""
     functions: list[Any] = []
-    if on_the_fly and key in patcher.patches:
+    if lora:
         _, set_function, convert_function = comfy.model_patcher.get_key_weight(patcher.model, key)
         functions.append(comfy.model_patcher.LowVramPatch(key, patcher.patches, convert_function, set_function))
     return functions + list(patcher.weight_wrapper_patches.get(key, []))

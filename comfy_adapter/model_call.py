@@ -86,10 +86,17 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
     engine = current_engine(diffusion_model)
     if run is None and engine is None:
         return executor(*args, **kwargs)
-    if getattr(comfy.model_management, "in_training", False):
+    if _in_training(args):
         raise ValueError("DiT Layerwise Offload and DBCache do not work in training. Train with the plain MODEL.")
     call = _ModelCall(diffusion_model, engine, run, lambda: executor(*args, **kwargs))
     return call.run(options, arguments.get("control"))
+
+
+def _in_training(args: tuple) -> bool:
+    """Whether the call is one to learn from: ComfyUI says so, or did before it had the flag by asking for gradients of
+    the latent."""
+    wants_gradients = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
+    return getattr(comfy.model_management, "in_training", False) or (torch.is_grad_enabled() and wants_gradients)
 
 
 class _ModelCall:

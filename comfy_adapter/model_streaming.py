@@ -55,7 +55,6 @@ class ModelStreaming:
         placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
         placed_for: what the placement was chosen for, beside memory.
         engine: the engine while a layerwise patcher is loaded, else ``None``.
-        timing: what the model's first streamed call measured; placements chosen later go by it.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -64,7 +63,7 @@ class ModelStreaming:
         self.placement = Placement()
         self.placed_for: tuple = ()
         self.engine: Engine | None = None
-        self.timing: BlockTiming | None = None
+        self._timing: BlockTiming | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
         self._watch: torch.utils.hooks.RemovableHandle | None = None
@@ -75,7 +74,9 @@ class ModelStreaming:
         size = comfy.model_management.module_size
         self.full_bytes: int = size(model)
         self._module_bytes = [size(block) for block in blocks]
-        self._packed_bytes = [BlockWeights(block).size for block in blocks]
+        weights = [BlockWeights(block) for block in blocks]
+        self._unpacked = [one.unpacked_bytes for one in weights]
+        self._block_bytes = [one.size + one.unpacked_bytes for one in weights]
 
     @property
     def total_blocks(self) -> int:
@@ -92,7 +93,7 @@ class ModelStreaming:
         cache = cache.with_preset() if cache is not None else None
         budget = min(budget, settings.budget_bytes)
         return choose_placement(
-            self._packed_bytes,
+            self._block_bytes,
             max(0, self.full_bytes - sum(self._module_bytes)),
             budget,
             cached=cache is not None,
@@ -104,24 +105,29 @@ class ModelStreaming:
                 limit for limit in (settings.resident_blocks, most, self.total_blocks) if _is_limit(limit)
             ),
             timing=self.timing,
+            unpacked=self._unpacked,
         )
 
     def explained(self) -> str:
         """Return what was placed and why, in one line: with the measured figures as soon as there are some."""
-        measured = self.streamer.timing if self.streamer is not None else None
-        if measured is None or not self.placement.streamed:
+        if self.timing is None or not self.placement.streamed:
             return self.placement.reason
-        self.timing = measured
-        return explain(self._packed_bytes, self.placement, measured)
+        return explain(self._block_bytes, self.placement, self.timing)
 
     def slot_bytes(self, placement: Placement) -> int:
-        """Return the device bytes of a placement's slots."""
-        return slot_bytes(self._packed_bytes, placement.streamed, placement.prefetch)
+        """Return the device bytes that streaming takes in a placement: its slots, and what no slot can hold."""
+        return slot_bytes(self._block_bytes, placement.streamed, placement.prefetch, self._unpacked)
 
     def device_bytes(self, placement: Placement) -> int:
         """Return the device bytes the model takes for weights when fully placed: residents and slots."""
         resident = self.full_bytes - sum(self._module_bytes[index] for index in placement.streamed)
         return resident + self.slot_bytes(placement)
+
+    @property
+    def timing(self) -> BlockTiming | None:
+        """What a streamed call of the model measured, ``None`` before one did; placements chosen later go by it."""
+        measured = self.streamer.timing if self.streamer is not None else None
+        return measured or self._timing
 
     @property
     def streamer(self) -> BlockStreamer | None:
@@ -185,6 +191,7 @@ class ModelStreaming:
     def release(self) -> None:
         """Drop the engine with its slots, pins and baked weights; during a model call, when that call ends."""
         self.stop_watching()
+        self._timing = self.timing
         if self.engine is not None:
             pins = self.engine.pins
             self.engine.streamer.retire(pins.release if pins is not None else None)

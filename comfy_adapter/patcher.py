@@ -19,6 +19,7 @@ from ..offload.block_weights import BlockWeights
 from ..offload.device import offload_device
 from ..offload.streamer import BlockStreamer
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
+from .engine_notes import engine_notes
 from .hook_following import HookFollowing
 from .keys import DBCACHE_KEY
 from .model_streaming import Engine, ModelStreaming, stack_of, streaming_of
@@ -281,24 +282,12 @@ class LayerwiseOffloadMixin:
         total = len(stack_of(self.model).blocks)
         prefetch = self._streaming.placement.prefetch
         streamer = BlockStreamer(weights, total, offload_device(device), prefetch, keep_alive=pins)
-        notes = self._notes(on_the_fly, pins)
+        unpacked = sum(one.unpacked_bytes for one in weights.values())
+        notes = engine_notes(self.layerwise_settings.lora, on_the_fly, pins, unpacked)
         self._streaming.claim(self._layerwise_token, self.patches_uuid, Engine(streamer, pins, on_the_fly, notes))
         log.info("%s: %s.", type(self.model).__name__, self._streaming.placement.reason)
         for note in notes:
             log.info("%s", note)
-
-    def _notes(self, on_the_fly: bool, pins: PinnedHostMemory | None) -> list[str]:
-        notes = []
-        if on_the_fly:
-            why = ", because main memory is short" if self.layerwise_settings.lora == "auto" else ""
-            notes.append(f"DiT Layerwise Offload: LoRAs on streamed blocks are applied on the fly{why}.")
-        if pins is not None and pins.pageable_bytes:
-            notes.append(
-                f"DiT Layerwise Offload: {pins.pageable_bytes / 2**20:.0f} of"
-                f" {(pins.pageable_bytes + pins.pinned_bytes) / 2**20:.0f} MiB of streamed weights could not be pinned;"
-                " their copies do not overlap with compute."
-            )
-        return notes
 
 
 @functools.cache

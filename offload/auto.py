@@ -49,6 +49,7 @@ def choose_placement(
     prefetch: int | None = None,
     max_resident: int | None = None,
     timing: BlockTiming | None = None,
+    unpacked: Sequence[int] | None = None,
 ) -> Placement:
     """Return what to stream so that all device weights fit in ``budget``.
 
@@ -61,11 +62,12 @@ def choose_placement(
         prefetch: blocks to copy ahead, ``None`` to choose.
         max_resident: upper limit on resident blocks, ``None`` for none.
         timing: what an earlier call measured, ``None`` before the first.
+        unpacked: the part of each block's bytes that no slot holds, ``None`` for no part of any.
     """
     policy = policy or ("cache_aware" if cached else "strided")
 
     def placed(window: int) -> Placement:
-        fitting = choose_prefetch(block_bytes, other_bytes, budget, window)
+        fitting = choose_prefetch(block_bytes, other_bytes, budget, window, unpacked)
         streamed = choose_streamed(
             block_bytes,
             other_bytes,
@@ -75,6 +77,7 @@ def choose_placement(
             max_resident=max_resident,
             front=front,
             back=back,
+            unpacked=unpacked,
         )
         ahead = min(fitting, len(streamed) - 1) if streamed and prefetch is None else fitting
         return Placement(streamed, ahead if streamed else 0, policy)
@@ -84,7 +87,7 @@ def choose_placement(
         best = min(map(placed, range(WIDEST_WINDOW + 1)), key=lambda one: call_ms(block_bytes, one, timing))
         if call_ms(block_bytes, best, timing) < WORTH_IT * call_ms(block_bytes, chosen, timing):
             chosen = best
-    least = other_bytes + slot_bytes(block_bytes, chosen.streamed, 0)
+    least = other_bytes + slot_bytes(block_bytes, chosen.streamed, 0, unpacked)
     too_small = bool(chosen.streamed) and least > budget
     return Placement(
         chosen.streamed, chosen.prefetch, policy, explain(block_bytes, chosen, timing, too_small=too_small)

@@ -19,6 +19,17 @@ MISSING = object()
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
+def is_opaque(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` cannot be packed into a buffer: a subclass that takes no part in torch's flatten protocol, as
+    GGUF packs have them, or one made of other subclasses. It can only be moved whole, by its own ``to``."""
+    if type(tensor) in PLAIN_TYPES:
+        return False
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return True
+    names, _ = tensor.__tensor_flatten__()
+    return any(type(getattr(tensor, name)) not in PLAIN_TYPES for name in names)
+
+
 @dataclass(frozen=True)
 class HeldAttribute:
     """A module attribute that has to hold ``value`` while the block runs (for example a cast flag)."""
@@ -153,6 +164,12 @@ class BlockWeights:
         return packed + [(id(source),) for source, layout in unpacked if layout is None]
 
     @property
+    def unpacked_bytes(self) -> int:
+        """Device bytes that the block takes beside its slot while it runs: those of its opaque tensors."""
+        pairs = zip(self._sources, self._layouts, strict=True)
+        return sum(_copied_bytes(source, layout) for source, layout in pairs if layout is None)
+
+    @property
     def packs_fully(self) -> bool:
         """Whether every tensor lives in the buffer, so that the entries made for one buffer can be kept and reused."""
         return all(layout is not None for layout in self._layouts)
@@ -189,20 +206,17 @@ class _SourceLayout:
 
     @classmethod
     def of(cls, source: torch.Tensor, offset: int) -> tuple[_SourceLayout | None, int]:
-        """Return the layout from byte ``offset`` on and the next free offset; ``None`` for unknown subclasses."""
+        """Return the layout from byte ``offset`` on and the next free offset; ``None`` for opaque tensors."""
+        if is_opaque(source):
+            return None, offset
         if type(source) in PLAIN_TYPES:
             piece, following = _piece(None, source, offset)
             return cls((piece,), None), following
-        if not hasattr(source, "__tensor_flatten__"):
-            return None, offset
         names, context = source.__tensor_flatten__()
         pieces = []
         following = offset
         for name in names:
-            inner = getattr(source, name)
-            if type(inner) not in PLAIN_TYPES:
-                return None, offset
-            piece, following = _piece(name, inner, following)
+            piece, following = _piece(name, getattr(source, name), following)
             pieces.append(piece)
         return cls(tuple(pieces), context), following
 

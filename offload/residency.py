@@ -60,21 +60,35 @@ def _favoured_order(total: int, front: int, back: int) -> list[int]:
     return head + tail
 
 
-def slot_bytes(block_bytes: Sequence[int], streamed: Sequence[int], prefetch: int) -> int:
-    """Device bytes of the slots needed to stream ``streamed``: ``min(prefetch + 1, streamed) x largest block``."""
+def slot_bytes(
+    block_bytes: Sequence[int], streamed: Sequence[int], prefetch: int, unpacked: Sequence[int] | None = None
+) -> int:
+    """Device bytes needed to stream ``streamed``: ``min(prefetch + 1, streamed)`` slots of the largest block's size.
+
+    ``unpacked`` is the part of each block's bytes that fits in no slot and is moved as the block runs (see
+    ``BlockWeights.unpacked_bytes``): it is there once, for one block at a time.
+    """
     if not streamed:
         return 0
-    return min(prefetch + 1, len(streamed)) * max(block_bytes[index] for index in streamed)
+    beside = unpacked or (0,) * len(block_bytes)
+    largest = max(block_bytes[index] - beside[index] for index in streamed)
+    return min(prefetch + 1, len(streamed)) * largest + max(beside[index] for index in streamed)
 
 
-def choose_prefetch(block_bytes: Sequence[int], other_bytes: int, budget: float, prefetch: int) -> int:
+def choose_prefetch(
+    block_bytes: Sequence[int],
+    other_bytes: int,
+    budget: float,
+    prefetch: int,
+    unpacked: Sequence[int] | None = None,
+) -> int:
     """Return the prefetch window that fits in ``budget`` when every block is streamed, at most ``prefetch``.
 
     Residents give way before the window does; a window of 0 (one slot) is the least, whatever the budget.
     """
     every = range(len(block_bytes))
-    fitting = (p for p in range(prefetch, 0, -1) if other_bytes + slot_bytes(block_bytes, every, p) <= budget)
-    return next(fitting, 0)
+    fits = (p for p in range(prefetch, 0, -1) if other_bytes + slot_bytes(block_bytes, every, p, unpacked) <= budget)
+    return next(fits, 0)
 
 
 def choose_streamed(
@@ -87,6 +101,7 @@ def choose_streamed(
     max_resident: int | None = None,
     front: int = 0,
     back: int = 0,
+    unpacked: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """Return the blocks to stream so that all device weights fit in ``budget``, keeping as many as possible.
 
@@ -102,12 +117,13 @@ def choose_streamed(
         prefetch: blocks copied ahead of the running one.
         max_resident: upper limit on resident blocks, ``None`` for none.
         front, back: see :func:`streamed_blocks`.
+        unpacked: see :func:`slot_bytes`.
     """
     total = len(block_bytes)
     most = total if max_resident is None else max(0, min(max_resident, total))
     for resident in range(most, 0, -1):
         streamed = streamed_blocks(policy, total, resident, front=front, back=back)
         kept = sum(block_bytes) - sum(block_bytes[index] for index in streamed)
-        if other_bytes + kept + slot_bytes(block_bytes, streamed, prefetch) <= budget:
+        if other_bytes + kept + slot_bytes(block_bytes, streamed, prefetch, unpacked) <= budget:
             return streamed
     return streamed_blocks(policy, total, 0, front=front, back=back)

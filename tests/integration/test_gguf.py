@@ -4,6 +4,7 @@ that keeps LoRAs beside the weight. Made up here from what such packs do."""
 from __future__ import annotations
 
 import comfy.lora
+import comfy.model_management
 import comfy.utils
 import pytest
 import torch
@@ -108,3 +109,42 @@ def test_lora_reaches_weights_whose_layers_cast_for_themselves(offload, report, 
     assert torch.equal(sample(model, WAN), bare)
     assert torch.equal(sample(plain, WAN), bare)
     assert report(model)["totals"]["bytes_streamed"] > 0
+
+
+def opaque_bytes(block):
+    return sum(one.numel() * one.element_size() for one in block.parameters() if type(one) is HalvedWeight)
+
+
+def test_what_no_slot_can_hold_is_announced_and_told(offload, report, pack):
+    plain = halved_model()
+    blocks = blocks_of(plain, WAN)
+    whole = [comfy.model_management.module_size(block) for block in blocks]
+    opaque = [
+        sum(p.numel() * p.element_size() for p in block.parameters() if type(p) is HalvedWeight) for block in blocks
+    ]
+    model = offload(plain, resident_blocks=3, prefetch_blocks=1)
+    expected = sample(plain, WAN)
+    assert torch.equal(sample(model, WAN), expected)
+
+    state = model._streaming
+    streamed = state.placement.streamed
+    assert len(streamed) == len(blocks) - 3
+    slots = state.streamer.slot_bytes
+    assert slots < 2 * min(whole) - 2 * max(opaque) + 2 * 256 * 64
+    residents = comfy.model_management.module_size(plain.model) - sum(whole[index] for index in streamed)
+    assert model.model_size() == residents + slots + max(opaque[index] for index in streamed)
+    moved = sum(opaque[index] for index in streamed) / 2**20
+    assert sum(f"{moved:.0f} MiB of streamed weights are of a type" in note for note in report(model)["notes"]) == 1
+
+
+def test_a_budget_counts_what_no_slot_can_hold(offload, report):
+    plain = halved_model()
+    blocks = blocks_of(plain, WAN)
+    whole = comfy.model_management.module_size(plain.model)
+    block = comfy.model_management.module_size(blocks[0])
+    # what of each block is opaque is most of it: counting only the rest, every block would seem to fit
+    model = offload(plain, vram_budget_gb=(whole - 2 * block) / 2**30, prefetch_blocks=1)
+    assert torch.equal(sample(model, WAN), sample(plain, WAN))
+    streamed = len(model._streaming.placement.streamed)
+    assert 2 < streamed < len(blocks)
+    assert model.model_size() <= whole - 2 * block

@@ -1,4 +1,4 @@
-"""Living with other parts of ComfyUI: dynamic VRAM, torch.compile, several GPUs, training."""
+"""Living with other parts of ComfyUI: dynamic VRAM, torch.compile, several GPUs."""
 
 from __future__ import annotations
 
@@ -173,17 +173,6 @@ def test_several_gpus_are_refused(offload):
     model = offload(build(WAN), resident_blocks=0)
     with pytest.raises(ValueError, match="one GPU"):
         model.deepclone_multigpu()
-
-
-def test_training_is_refused(offload, dbcache, monkeypatch):
-    plain = build(WAN)
-    expected = sample(plain, WAN)
-    model = dbcache(offload(plain, resident_blocks=0), **FORCED)
-    monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)
-    with pytest.raises(ValueError, match="do not work in training"):
-        sample(model, WAN)
-    monkeypatch.undo()
-    assert torch.equal(sample(plain, WAN), expected)
 
 
 def easy_cache(model, name):

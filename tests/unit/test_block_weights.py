@@ -124,6 +124,7 @@ def test_unknown_subclasses_are_moved_whole():
     block = block_of(weight=torch.randn(3).as_subclass(Opaque), plain=torch.randn(3))
     weights = BlockWeights(block)
     assert not weights.packs_fully
+    assert (weights.unpacked_bytes, weights.bytes_to_copy) == (3 * 4, 6 * 4)
     buffer = torch.zeros(weights.size, dtype=torch.uint8)
     moved = []
     entries = weights.device_entries(buffer, lambda tensor: moved.append(type(tensor)) or tensor)

@@ -88,3 +88,15 @@ def test_the_prefetch_window_gives_way_only_when_no_resident_is_left():
     assert choose_prefetch(sizes, other, 5 + 20, 16) == 1
     assert choose_prefetch(sizes, other, 5 + 19, 16) == 0
     assert choose_prefetch(sizes, other, 0, 2) == 0
+
+
+def test_what_no_slot_holds_is_there_once_for_the_running_block():
+    sizes, unpacked = [30, 50, 70], [10, 30, 0]
+    assert slot_bytes(sizes, (0, 1), 1, unpacked) == 2 * 20 + 30
+    assert slot_bytes(sizes, (0, 1, 2), 1, unpacked) == 2 * 70 + 30
+    assert slot_bytes(sizes, (), 1, unpacked) == 0
+    assert choose_prefetch(sizes, 5, 5 + 2 * 70 + 30, 2, unpacked) == 1
+    assert choose_prefetch(sizes, 5, 5 + 2 * 70 + 29, 2, unpacked) == 0
+    # one block of 60 that stays, two slots of 20, the 40 beside them
+    for budget, streamed in ((140, (1, 2)), (139, (0, 1, 2))):
+        assert choose_streamed([60] * 3, 0, budget, policy="leading", prefetch=1, unpacked=[40] * 3) == streamed
