@@ -30,10 +30,15 @@ class CallRecord:
 
 @dataclass
 class RunReport:
-    """One sampling run; sizes in bytes. ``notes`` are the fallbacks and hints that were logged, ``threshold`` is
-    DBCache's, ``streamed_blocks`` are those whose weights the pack copies for each use."""
+    """One sampling run; sizes in bytes.
+
+    ``notes`` are the fallbacks and hints that were logged, ``threshold`` is DBCache's, ``streamed_blocks`` are those
+    whose weights the pack copies for each use, ``patcher`` is the class of ComfyUI's model patcher, ``cache_bytes``
+    the most that DBCache kept between calls.
+    """
 
     model: str
+    patcher: str
     comfyui: str
     engine: str
     engine_reason: str
@@ -42,6 +47,7 @@ class RunReport:
     placement: str = ""
     calls: list[CallRecord] = field(default_factory=list)
     peak_slot_bytes: int = 0
+    cache_bytes: int = 0
     threshold: float | None = None
     streamed_blocks: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -57,6 +63,7 @@ class RunReport:
             "bytes_streamed": sum(call.bytes_streamed for call in self.calls),
             "bytes_wasted": sum(call.bytes_wasted for call in self.calls),
             "peak_slot_bytes": self.peak_slot_bytes,
+            "cache_bytes": self.cache_bytes,
         }
 
     def cached_steps(self) -> int:
@@ -89,6 +96,7 @@ class RunReport:
             {
                 "version": REPORT_VERSION,
                 "model": self.model,
+                "patcher": self.patcher,
                 "comfyui": self.comfyui,
                 "engine": self.engine,
                 "engine_reason": self.engine_reason,
@@ -112,10 +120,11 @@ class RunReport:
         totals = self.totals()
         every = totals["blocks_run"] + totals["blocks_skipped"]
         fewer = every / totals["blocks_run"] if totals["blocks_run"] else 1.0
+        cache = f", cache {mib(self.cache_bytes)}" if self.cache_bytes else ""
         lines = [
-            f"{self.model}, ComfyUI {self.comfyui}, engine {self.engine} ({self.engine_reason})",
+            f"{self.model} ({self.patcher}), ComfyUI {self.comfyui}, engine {self.engine} ({self.engine_reason})",
             *([self.placement] if self.placement else []),
-            f"{self.steps} steps, {totals['calls']} model calls, {totals['hits']} of them cached",
+            f"{self.steps} steps, {totals['calls']} model calls, {totals['hits']} of them cached{cache}",
             f"{totals['blocks_run']} of {every} blocks run ({fewer:.2f}x fewer)",
             f"{mib(totals['bytes_streamed'])} streamed, {mib(totals['bytes_wasted'])} of it for nothing,"
             f" slots {mib(totals['peak_slot_bytes'])}",

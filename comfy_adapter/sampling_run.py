@@ -53,6 +53,7 @@ class SamplingRun:
         engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
         self._report = RunReport(
             model=type(patcher.model).__name__,
+            patcher=type(patcher).__name__,
             comfyui=comfyui_version(),
             engine=engine,
             engine_reason=reason,
@@ -130,6 +131,8 @@ class SamplingRun:
     def finish_call(self, gate: CallGate | StackProver) -> CallOutcome:
         """Close what :meth:`begin_call` gave, and open the session with a stack that is proven now."""
         outcome = gate.finish()
+        if self.session is not None:
+            self._report.cache_bytes = max(self._report.cache_bytes, self.session.kept_bytes)
         if isinstance(gate, StackProver):
             layout = gate.layout()
             if layout is not None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .calibrators import Forecaster, SecantCalibrator, SigmaTaylorCalibrator
+from .memory import Compared, tensor_bytes
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class BranchContext:
         hit = True
         for stream, residual in residuals.items():
             self._forget_diff()
-            with self._on_device_of(residual, f"{stream}_Fn_residual_buffer"):
+            with self._ready_to_compare(f"{stream}_Fn_residual_buffer", residual.device):
                 hit = self._manager.can_cache(residual, prefix=f"{stream}_Fn_residual") and hit
             diff = self._manager.get_current_step_residual_diff()
             if diff is not None and diff >= 0.0:
@@ -210,6 +211,11 @@ class BranchContext:
             return "threshold is 1" if hit else "nothing to compare with"
         stream = max(diffs, key=diffs.__getitem__)
         return f"threshold: {diffs[stream]:.4g} {'<' if hit else '>='} {threshold:g} ({stream})"
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept between calls, in bytes."""
+        return tensor_bytes(self._context.buffers, self._context.calibrator, self._forecaster)
 
     def add_cached_step(self) -> None:
         """Count the step in progress as cached, once."""
@@ -253,13 +259,13 @@ class BranchContext:
         return tensor.cpu() if self._keep_on_cpu else tensor
 
     @contextmanager
-    def _on_device_of(self, tensor: torch.Tensor, name: str) -> Iterator[None]:
-        """Bring one kept tensor to the device of another while cache-dit compares them."""
+    def _ready_to_compare(self, name: str, device: torch.device) -> Iterator[None]:
+        """Have one kept tensor on ``device``, sparing with memory, while cache-dit compares another with it."""
         kept = self._context.get_buffer(name)
-        if kept is None or kept.device == tensor.device:
+        if kept is None:
             yield
             return
-        self._context.set_buffer(name, kept.to(tensor.device))
+        self._context.set_buffer(name, kept.to(device).as_subclass(Compared))
         try:
             yield
         finally:

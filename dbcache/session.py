@@ -86,6 +86,11 @@ class DBCacheSession:
             self._branches[key] = Branch(name, self._contexts.new_context(name))
         return self._branches[key]
 
+    @property
+    def kept_bytes(self) -> int:
+        """What the cache keeps now, in bytes, on the device or in main memory."""
+        return sum(branch.context.kept_bytes for branch in self._branches.values())
+
     def note_once(self, text: str) -> None:
         """Log ``text`` and keep it for the report, the first time it comes up."""
         if text not in self.notes:

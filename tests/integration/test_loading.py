@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_sizes
 from real_comfy import WAN, build, sample
 
 PROBE = Path(__file__).with_name("loading_probe.py")
@@ -152,14 +153,19 @@ def test_report_before_a_run_is_a_message(offload, pack):
 
 def test_report_json(offload, dbcache, pack):
     model = dbcache(
-        offload(build(WAN), resident_blocks=2), preset="custom", residual_diff_threshold=1.0, warmup_steps=2
+        offload(build(WAN), resident_blocks=2),
+        preset="custom",
+        residual_diff_threshold=1.0,
+        warmup_steps=2,
+        calibrator="none",
     )
     sample(model, WAN)
     output = pack.nodes["DiTRunReport"].execute(model, 7)
     run = json.loads(output.result[1])
-    described = {"version", "model", "comfyui", "engine", "engine_reason", "placement", "steps", "threshold"}
+    described = {"version", "model", "patcher", "comfyui", "engine", "engine_reason", "placement", "steps", "threshold"}
     assert set(run) == {*described, "streamed_blocks", "calls", "totals", "notes"}
     assert (run["version"], run["model"], run["engine"]) == (1, "WAN21", "layerwise")
+    assert run["patcher"] == "LayerwiseOffloadModelPatcher"
     assert {key: type(value) for key, value in run["calls"][-1].items()} == {
         "step": int,
         "sigma": float,
@@ -172,6 +178,8 @@ def test_report_json(offload, dbcache, pack):
         "bytes_wasted": int,
     }
     totals = run["totals"]
+    # two residuals, of both conditions, each of 2 x 4 x 4 tokens in float32
+    assert totals["cache_bytes"] == 2 * 2 * 32 * tiny_sizes.WAN["dim"] * 4
     assert set(totals) == {
         "calls",
         "hits",
@@ -180,9 +188,10 @@ def test_report_json(offload, dbcache, pack):
         "bytes_streamed",
         "bytes_wasted",
         "peak_slot_bytes",
+        "cache_bytes",
     }
     assert totals["calls"] == len(run["calls"])
     assert totals["hits"] == sum(call["outcome"] == "hit" for call in run["calls"])
     assert totals["blocks_run"] == sum(len(call["blocks_run"]) for call in run["calls"])
     assert totals["bytes_streamed"] == sum(call["bytes_streamed"] for call in run["calls"])
-    assert output.ui["text"][0].startswith("WAN21, ComfyUI ")
+    assert output.ui["text"][0].startswith("WAN21 (LayerwiseOffloadModelPatcher), ComfyUI ")

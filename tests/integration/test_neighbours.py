@@ -39,13 +39,17 @@ def dynamic_model(family, loads):
     return patcher
 
 
-def test_auto_leaves_a_dynamic_model_to_comfyui_and_says_so(offload, caplog):
+def test_auto_leaves_a_dynamic_model_to_comfyui_and_says_so(offload, report, caplog):
     model = dynamic_model(WAN, [])
     with caplog.at_level("INFO"):
         passed = offload(model, resident_blocks=0)
     assert type(passed) is type(model)
     assert passed.patches_uuid == model.patches_uuid
     assert "its dynamic VRAM streams this model already" in caplog.text
+    sample(passed, WAN)
+    run = report(passed)
+    assert (run["patcher"], run["engine"]) == ("Dynamic", "comfyui")
+    assert run["engine_reason"] == "its dynamic VRAM streams this model already"
     assert type(offload(model, engine="comfyui")) is type(model)
 
 
@@ -60,7 +64,9 @@ def test_layerwise_converts_a_dynamic_model_once(offload, report):
     assert len({id(one.model) for one in streamed}) == 1
     for one in streamed:
         assert torch.equal(sample(one, WAN), expected)
-        assert report(one)["engine"] == "layerwise"
+        run = report(one)
+        assert (run["patcher"], run["engine"]) == ("LayerwiseOffloadModelPatcher", "layerwise")
+        assert run["engine_reason"] == "asked for; a plain copy of the dynamic VRAM model is streamed"
     copy = weakref.ref(streamed[0].model)
     del streamed, one
     gc.collect()
