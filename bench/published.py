@@ -21,15 +21,19 @@ BUSES = {
 # Peak dense FP16/BF16 tensor rate with FP32 accumulation in TFLOPS, from NVIDIA's data sheets: for GeForce cards and
 # L20 twice the FP32 rate. Only ratios between cards are used.
 CARDS = {
-    "RTX 3060 12GB": 25.5,
+    "RTX 3060": 25.5,
     "RTX 3090": 71.2,
-    "RTX 4060 Ti 16GB": 44.1,
+    "RTX 4060 Ti": 44.1,
     "RTX 4090": 165.2,
     "RTX 4090 D": 147.1,
     "RTX 5090": 209.5,
     "L20": 119.5,
     "H200": 989.4,
 }
+
+
+# Those that people run ComfyUI on, with their memory (of the 4060 Ti the larger version); measurements come from others.
+CARD_MEMORY_GB = {"RTX 3060": 12, "RTX 3090": 24, "RTX 4060 Ti": 16, "RTX 4090": 24, "RTX 5090": 32}
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ H3_ROWS = (
 # ComfyUI's supported_models.py, 0.33: MiniMaxH3.sampling_settings.
 H3_VIDEO_SHIFT = 12.0
 H3_AUDIO_SHIFT = 3.0
-# ASSUMED, the one number no source gives: how fast H3's first-block residual turns with sigma (radians a unit). It is
-# one number for both cached rows, near the middle of the range in which both come out within 10 %; scenarios.py looks
+# ASSUMED, and fitted to the cached rows: how fast H3's first-block residual turns with sigma (radians a unit). It is one
+# number for both, near the middle of the range in which both come out within 10 %; scenarios.py looks
 # for that range and prints it.
 H3_DRIFT = 2.5

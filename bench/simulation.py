@@ -22,6 +22,8 @@ from pack.offload.block_weights import BlockWeights
 from pack.offload.hook_manager import HookManager
 from pack.offload.schedule import Plan
 
+from .outlook import outlook, why_closed
+
 BYTES_PER_UNIT = 2**14
 
 
@@ -214,17 +216,12 @@ class _Simulation:
         return result
 
     def _run_call(self) -> tuple[bool, str]:
-        self._device.synchronise()  # the sampler reads the sigma back before each call
+        self._device.synchronise()  # samplers and their callbacks may read numbers back between calls
         gate = None
         if self._session is not None:
-            gate = self._session.begin_call(CallInfo(step=self._call, sigma=0.0), self._announce)
-        cached = self._session is not None
-        self._policy.begin_call(
-            plan=self._first_plan(),
-            next_head=self._next_head(),
-            always=self._session.always if cached else None,
-            computed_later=cached and self._session.computes_after(self._call),
-        )
+            closed = why_closed(self._session, self._call, self._count)
+            gate = self._session.begin_call(CallInfo(step=self._call, sigma=0.0, closed=closed), self._announce)
+        self._policy.begin_call(**outlook(self._session, self._scenario.blocks, self._call, self._count))
         x = self._first_hidden()
         with HookManager(self._blocks, [one for one in (gate, self._policy) if one is not None]) as self._hooks:
             for block in self._blocks:
@@ -246,17 +243,6 @@ class _Simulation:
             self._device.synchronise()  # a verdict on the first blocks' residual is a number read back
         self._policy.announce(Plan(tuple(blocks)))
 
-    def _first_plan(self) -> Plan | None:
-        if self._session is None:
-            return None
-        head = self._session.head
-        return Plan(tuple(range(head)), complete=head == self._scenario.blocks)
-
-    def _next_head(self) -> int | None:
-        if self._call == self._count - 1:
-            return None
-        return self._scenario.blocks if self._session is None else self._session.head
-
     def _call_result(self, hit: bool, reason: str, started: float, moved: int) -> CallResult:
         compute = sum(self._scenario.block_ms[index] for index in self._ran)
         return CallResult(
@@ -268,8 +254,5 @@ class _Simulation:
         )
 
     def _streamed_bytes(self, ran: Sequence[int]) -> int:
-        return sum(
-            max(1, round(self._scenario.block_bytes[index] / BYTES_PER_UNIT)) * BYTES_PER_UNIT
-            for index in ran
-            if index in self._scenario.streamed
-        )
+        units = sum(self._blocks[index].weight.numel() for index in ran if index in self._scenario.streamed)
+        return units * BYTES_PER_UNIT

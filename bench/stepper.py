@@ -17,6 +17,8 @@ from pack.offload.hook_manager import HookManager
 from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
 
+from .outlook import outlook, why_closed
+
 
 class Stepper:
     """Runs model calls; resident blocks are moved to the device for good, streamed ones stay in main memory.
@@ -70,15 +72,9 @@ class Stepper:
             self._sign = -self._sign
         session, gate = self._session, None
         if session is not None:
-            gate = session.begin_call(CallInfo(step=number, sigma=0.0), lambda run: self._streamer.announce(Plan(run)))
-        head = len(self._blocks) if session is None else session.head
-        plan = None if session is None else Plan(tuple(range(head)), complete=head == len(self._blocks))
-        self._streamer.begin_call(
-            plan=plan,
-            next_head=head if number + 1 < self._calls else None,
-            always=None if session is None else session.always,
-            computed_later=session is not None and session.computes_after(number),
-        )
+            info = CallInfo(step=number, sigma=0.0, closed=why_closed(session, number, self._calls))
+            gate = session.begin_call(info, lambda run: self._streamer.announce(Plan(run)))
+        self._streamer.begin_call(**outlook(session, len(self._blocks), number, self._calls))
         try:
             x = self._hidden * self._sign
             with HookManager(self._blocks, [one for one in (gate, self._streamer) if one is not None]):

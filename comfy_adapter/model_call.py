@@ -14,7 +14,7 @@ import torch
 from ..dbcache.gate import CallGate
 from ..dbcache.proving import StackProver
 from ..offload.hook_manager import HookManager
-from ..offload.schedule import Plan
+from ..offload.schedule import Plan, head_plan
 from .families import find_stack, wrapper_of
 from .keys import RUN_KEY, WRAPPER_KEY
 from .model_streaming import Engine, current_engine
@@ -165,8 +165,7 @@ class _ModelCall:
         """Until the gate decides, only the blocks before its decision are certain to run."""
         if gate is None:
             return None
-        head = self._run.head(self._stack)
-        return Plan(tuple(range(head)), complete=head == len(self._stack.blocks))
+        return head_plan(self._run.head(self._stack), len(self._stack.blocks))
 
     def _next_head(self) -> int | None:
         return len(self._stack.blocks) if self._run is None else self._run.next_head(self._stack)

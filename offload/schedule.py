@@ -29,10 +29,15 @@ def learned_order(observed: Sequence[int], total: int, known: Sequence[int]) -> 
     return tuple(known)
 
 
+def head_plan(head: int, total: int) -> Plan:
+    """Return what is certain before the cache has decided: the first ``head`` of ``total`` blocks will run."""
+    return Plan(tuple(range(head)), complete=head == total)
+
+
 def blocks_to_come(
-    current: int | None, order: Sequence[int], plan: Plan | None, next_head: int | None, hold_over: bool = False
+    current: int | None, order: Sequence[int], plan: Plan | None, next_head: int | None
 ) -> Iterable[int]:
-    """Yield the blocks expected after ``current``, then the head of the next call.
+    """Yield the blocks certain to run after ``current``, then the head of the next call.
 
     Args:
         current: the block that starts now, ``None`` before the first.
@@ -40,19 +45,23 @@ def blocks_to_come(
         plan: what is announced about this call; without one, every later block of ``order`` is expected.
         next_head: how many blocks at the head of the next call are certain to run; ``None`` when there is no
             next call.
-        hold_over: also yield what a computed call runs beyond the certain blocks: it is going to be needed by this
-            call, the next one, or one after it.
     """
     if plan is None:
         yield from order if current is None else order[order.index(current) + 1 :]
     else:
         yield from _after(plan.blocks, current)
         if not plan.complete:
-            if hold_over:
-                yield from _after(order, plan.blocks[-1] if plan.blocks else None)
             return
     if next_head is not None:
-        yield from order if hold_over else order[:next_head]
+        yield from order[:next_head]
+
+
+def blocks_held_over(order: Sequence[int], plan: Plan | None, next_head: int | None) -> Sequence[int]:
+    """Return what a computed call runs beyond the certain blocks, nearest first: this call, where the cache has not
+    decided yet, or the next one, or one after it will need it."""
+    if plan is not None and not plan.complete:
+        return _after(order, plan.blocks[-1] if plan.blocks else None)
+    return () if next_head is None else order
 
 
 def _after(blocks: Sequence[int], current: int | None) -> Sequence[int]:
@@ -68,13 +77,19 @@ def upcoming_streamed(
     next_head: int | None,
     streamed: Collection[int],
     window: int,
-    hold_over: bool = False,
+    held_over: int = 0,
 ) -> tuple[int, ...]:
-    """Return the next ``window`` distinct streamed blocks to come, nearest first (see :func:`blocks_to_come`)."""
+    """Return the next ``window`` distinct streamed blocks to come, nearest first: the certain ones (see
+    :func:`blocks_to_come`), then at most ``held_over`` others (see :func:`blocks_held_over`)."""
     found: list[int] = []
-    for index in blocks_to_come(current, order, plan, next_head, hold_over):
-        if len(found) == window:
-            break
-        if index in streamed and index not in found and index != current:
-            found.append(index)
+
+    def take(blocks: Iterable[int], most: int) -> None:
+        for index in blocks:
+            if len(found) >= most:
+                return
+            if index in streamed and index not in found and index != current:
+                found.append(index)
+
+    take(blocks_to_come(current, order, plan, next_head), window)
+    take(blocks_held_over(order, plan, next_head), min(window, len(found) + held_over))
     return tuple(found)

@@ -58,7 +58,7 @@ class BlockStreamer:
         self._order: tuple[int, ...] = tuple(range(total))
         self._plan: Plan | None = None
         self._next_head: int | None = total
-        self._hold_over = False
+        self._held_over = 0
         self._computed_later = False
         self._ran: list[int] = []
         self._active = 0
@@ -141,8 +141,8 @@ class BlockStreamer:
             plan: what is known about this call; ``None`` expects every block.
             next_head: how many blocks at the head of the call after this one are certain to run; ``None`` when
                 this is the last call.
-            always: the blocks that even a cached call runs, ``None`` when calls are not cached. Where all of them
-                are resident, slots hold over cached calls what the next computed one begins with.
+            always: the blocks that even a cached call runs, ``None`` when calls are not cached. The slots that none
+                of them needs hold over cached calls what the next computed one begins with.
             computed_later: whether a call that runs every block is certain to follow: only for one is anything
                 copied to be held over, so nothing is copied for nothing.
 
@@ -152,7 +152,8 @@ class BlockStreamer:
         self.acquire_slots()
         self._active += 1
         self._next_head = next_head
-        self._hold_over = always is not None and not any(index in self._weights for index in always)
+        needed = len(self._pool.slots) if always is None else len(self._weights.keys() & set(always))
+        self._held_over = max(0, len(self._pool.slots) - needed)
         self._computed_later = computed_later
         self._ran = []
         self.last_forwarded = None
@@ -180,7 +181,7 @@ class BlockStreamer:
             self._close_call()
 
     def _close_call(self) -> None:
-        if self._timer is not None and not self._timed_call:
+        if self._measuring:
             self._timed_call = len(self._ran) == self._total
             if not self._timed_call:
                 self._timer.forget_blocks()
@@ -193,7 +194,7 @@ class BlockStreamer:
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run block ``index`` with its weights on the device; exceptions pass through unchanged."""
         coming = self._coming(index, running=True)
-        self._keep_only((index, *(self._to_keep(index, running=True) if self._hold_over else coming)))
+        self._keep_only((index, *self._to_keep(index, running=True)))
         if index not in self._weights:
             self._prefetch(coming)
             result = self._timed(forward, args, kwargs)
@@ -214,19 +215,19 @@ class BlockStreamer:
         """Whether to load what is held over: at the end of a computed call, for one that is certain to follow."""
         plan = self._plan
         computed = plan is not None and plan.complete and any(index in self._weights for index in plan.blocks)
-        return self._hold_over and computed and self._computed_later
+        return computed and self._computed_later
 
     def _coming(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
         """The streamed blocks to have on their way, nearest first."""
-        return self._upcoming(current, running, self._loads_held_over)
+        return self._upcoming(current, running, self._held_over if self._loads_held_over else 0)
 
     def _to_keep(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
         """The streamed blocks to leave where they are, if they are there."""
-        return self._upcoming(current, running, self._hold_over)
+        return self._upcoming(current, running, self._held_over)
 
-    def _upcoming(self, current: int | None, running: bool, hold_over: bool) -> tuple[int, ...]:
+    def _upcoming(self, current: int | None, running: bool, held_over: int) -> tuple[int, ...]:
         window = self._window(current if running else None)
-        return upcoming_streamed(current, self._order, self._plan, self._next_head, self._weights, window, hold_over)
+        return upcoming_streamed(current, self._order, self._plan, self._next_head, self._weights, window, held_over)
 
     def _run_streamed(
         self, index: int, coming: tuple[int, ...], forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
@@ -245,9 +246,13 @@ class BlockStreamer:
             slot.done = self._device.mark()
             self._release(index, wasted=not ran)
 
+    @property
+    def _measuring(self) -> bool:
+        return self._timer is not None and not self._timed_call
+
     def _timed(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run a block's forward, with events around it in the call that is measured."""
-        if self._timer is None or self._timed_call:
+        if not self._measuring:
             return forward(*args, **kwargs)
         started = self._timer.block_starts()
         result = forward(*args, **kwargs)
@@ -269,7 +274,7 @@ class BlockStreamer:
     def _load(self, index: int) -> Slot:
         slot = next(slot for slot in self._pool.slots if slot.block is None)
         weights = self._weights[index]
-        if self._timer is None or self._timed_call:
+        if not self._measuring:
             slot.fill(index, weights, self._device)
         else:
             started = self._timer.copy_starts()

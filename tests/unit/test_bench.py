@@ -17,6 +17,7 @@ from pack.offload.device import SynchronousDevice
 from bench import command, costs, gpu
 from bench.end_to_end import Example, compare, find_example, toy_digits
 from bench.random_blocks import BlockShape, blocks_over, host_weights
+from bench.scenarios import cache_settings
 from bench.stepper import Stepper
 from bench.tables import Part, write_json
 
@@ -169,7 +170,7 @@ def test_streamed_steps_compute_what_plain_ones_do(streamed):
 
 
 def test_the_cache_takes_the_pattern_it_is_offered():
-    cache = DBCacheSettings(preset="custom", fn=1, bn=0, warmup_steps=0, threshold=0.5, max_continuous=-1)
+    cache = cache_settings(1, 0, 0, 0.5, -1, compute_last_step=False)
     pattern = [False, False, True, True, False, True, False, False, True]
     run = stepper(Placement((1, 2, 3, 4, 5), 1), cache)
     for number in range(9):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pack.offload.schedule import Plan, blocks_to_come, learned_order, upcoming_streamed
+from pack.offload.schedule import Plan, blocks_to_come, head_plan, learned_order, upcoming_streamed
 
 ORDER = (0, 1, 2, 3, 4, 5)
 
@@ -46,6 +46,11 @@ def test_nothing_is_expected_beyond_an_incomplete_plan():
     assert coming(1, plan=plan) == ()
 
 
+def test_before_the_cache_decides_its_first_blocks_are_certain():
+    assert head_plan(2, 6) == Plan((0, 1), complete=False)
+    assert head_plan(6, 6) == Plan(ORDER)
+
+
 def test_a_learned_order_counts():
     order = (0, 2, 1, 3, 4, 5)
     assert coming(0, order=order) == (2, 1)
@@ -61,7 +66,14 @@ def test_only_a_call_in_which_every_block_ran_teaches_the_order():
 def test_what_is_held_over_comes_after_everything_certain():
     undecided = Plan((0,), complete=False)
     assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4) == ()
-    assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4, hold_over=True) == (2, 3)
-    assert upcoming_streamed(0, ORDER, Plan((5,)), 1, {2, 3}, 1, hold_over=True) == (2,)
-    assert upcoming_streamed(3, ORDER, Plan((1, 2, 3, 4, 5)), 1, {2, 3, 4}, 4, hold_over=True) == (4, 2)
-    assert upcoming_streamed(0, ORDER, Plan((5,)), None, {2, 3}, 4, hold_over=True) == ()
+    assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4, held_over=4) == (2, 3)
+    assert upcoming_streamed(0, ORDER, Plan((5,)), 1, {2, 3}, 1, held_over=4) == (2,)
+    assert upcoming_streamed(3, ORDER, Plan((1, 2, 3, 4, 5)), 1, {2, 3, 4}, 4, held_over=4) == (4, 2)
+    assert upcoming_streamed(0, ORDER, Plan((5,)), None, {2, 3}, 4, held_over=4) == ()
+
+
+def test_no_more_is_held_over_than_there_are_slots_to_spare():
+    streamed = {0, 1, 2, 3, 5}
+    assert upcoming_streamed(4, ORDER, Plan((4, 5)), 1, streamed, 4, held_over=0) == (5, 0)
+    assert upcoming_streamed(4, ORDER, Plan((4, 5)), 1, streamed, 4, held_over=1) == (5, 0, 1)
+    assert upcoming_streamed(4, ORDER, Plan((4, 5)), 1, streamed, 3, held_over=4) == (5, 0, 1)

@@ -208,13 +208,18 @@ def test_a_call_is_over_even_when_a_copy_for_the_next_one_fails():
     assert torch.equal(rig.call(plan=plan, next_head=1, always=(0,)), rig.expected())
 
 
-def test_nothing_is_held_over_where_a_cached_call_needs_the_slots():
-    rig = Rig(8, streamed=range(1, 8), prefetch=1)
+@pytest.mark.parametrize(("prefetch", "spare"), [(0, 0), (1, 1), (3, 3)])
+def test_a_cached_call_keeps_the_slots_it_needs(prefetch, spare):
+    """One of the blocks that a cached call runs is streamed: what its slot leaves is held over."""
+    rig = Rig(8, streamed=range(1, 8), prefetch=prefetch)
+    held = list(range(1, 1 + spare))
     for _ in range(2):
         rig.call(plan=Plan(tuple(range(1, 8))), next_head=1, always=(0, 7))
-        assert not any(rig.streamer.holds(index) for index in range(8))
-        rig.call((0, 7), plan=Plan((7,)), next_head=1, always=(0, 7))
-        assert (rig.moved, rig.wasted) == (BLOCK_BYTES, 0)
+        assert [index for index in range(8) if rig.streamer.holds(index)] == held
+        for _ in range(2):
+            rig.call((0, 7), plan=Plan((7,)), next_head=1, always=(0, 7))
+            assert (rig.moved, rig.wasted) == (BLOCK_BYTES, 0)
+            assert [index for index in range(8) if rig.streamer.holds(index)] == held
 
 
 def test_every_slot_is_used_while_a_resident_block_runs():
