@@ -19,7 +19,7 @@ from pack.offload.block_weights import BlockWeights
 from pack.offload.device import OffloadDevice, offload_device
 
 from .random_blocks import BlockShape, blocks_over, host_weights, pinned_weights
-from .scenarios import cache_settings
+from .settings import cache_settings
 from .stepper import Stepper
 from .tables import Part
 from .trajectories import capped_pattern

@@ -32,7 +32,7 @@ CARDS = {
 }
 
 
-# Those that people run ComfyUI on, with their memory (of the 4060 Ti the larger version); measurements come from others.
+# Those that people run ComfyUI on, with their memory in GB (of the 4060 Ti the larger version).
 CARD_MEMORY_GB = {"RTX 3060": 12, "RTX 3090": 24, "RTX 4060 Ti": 16, "RTX 4090": 24, "RTX 5090": 32}
 
 
@@ -184,7 +184,5 @@ H3_ROWS = (
 # ComfyUI's supported_models.py, 0.33: MiniMaxH3.sampling_settings.
 H3_VIDEO_SHIFT = 12.0
 H3_AUDIO_SHIFT = 3.0
-# ASSUMED, and fitted to the cached rows: how fast H3's first-block residual turns with sigma (radians a unit). It is one
-# number for both, near the middle of the range in which both come out within 10 %; scenarios.py looks
-# for that range and prints it.
-H3_DRIFT = 2.5
+# How fast H3's first-block residual turns with sigma (radians a unit): what h3_drift.py finds from other hit counts.
+H3_DRIFT = 1.84

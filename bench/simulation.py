@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from doubles.virtual_device import VirtualDevice
 from pack.dbcache.branches import CallInfo
+from pack.dbcache.gate import CallOutcome
 from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
@@ -77,10 +78,11 @@ class Scenario:
 
 @dataclass
 class CallResult:
-    """One model call; times in milliseconds."""
+    """One model call; times in milliseconds. ``difference`` is the largest that was judged, if one was."""
 
     hit: bool
     reason: str
+    difference: float | None
     ms: float
     compute_ms: float
     bytes_moved: int
@@ -205,8 +207,8 @@ class _Simulation:
         for call in range(self._count):
             self._call = call
             before = self._device.compute_time, self._device.bytes_moved
-            hit, reason = self._run_call()
-            result.calls.append(self._call_result(hit, reason, *before))
+            outcome = self._run_call()
+            result.calls.append(self._call_result(outcome, *before))
             result.needed += self._streamed_bytes(self._ran)
         result.moved = self._device.bytes_moved * BYTES_PER_UNIT
         result.stall_ms = self._device.stall
@@ -215,7 +217,7 @@ class _Simulation:
             self._session.close()
         return result
 
-    def _run_call(self) -> tuple[bool, str]:
+    def _run_call(self) -> CallOutcome:
         self._device.synchronise()  # samplers and their callbacks may read numbers back between calls
         gate = None
         if self._session is not None:
@@ -229,9 +231,8 @@ class _Simulation:
         self._policy.end_call()
         self._ran = self._hooks.ran
         if gate is None:
-            return False, "no cache"
-        outcome = gate.finish()
-        return outcome.hit, outcome.reason
+            return CallOutcome("", False, "no cache")
+        return gate.finish()
 
     def _first_hidden(self) -> tuple[torch.Tensor, ...]:
         if self._trajectory is None:
@@ -243,11 +244,12 @@ class _Simulation:
             self._device.synchronise()  # a verdict on the first blocks' residual is a number read back
         self._policy.announce(Plan(tuple(blocks)))
 
-    def _call_result(self, hit: bool, reason: str, started: float, moved: int) -> CallResult:
+    def _call_result(self, outcome: CallOutcome, started: float, moved: int) -> CallResult:
         compute = sum(self._scenario.block_ms[index] for index in self._ran)
         return CallResult(
-            hit,
-            reason,
+            outcome.hit,
+            outcome.reason,
+            max(outcome.diffs.values(), default=None),
             self._device.compute_time - started,
             compute,
             (self._device.bytes_moved - moved) * BYTES_PER_UNIT,

@@ -10,14 +10,13 @@ import types
 import pytest
 import torch
 from doubles.virtual_device import VirtualDevice
-from pack.dbcache.settings import DBCacheSettings
 from pack.offload.auto import Placement
 from pack.offload.device import SynchronousDevice
 
 from bench import command, costs, gpu
 from bench.end_to_end import Example, compare, find_example, toy_digits
 from bench.random_blocks import BlockShape, blocks_over, host_weights
-from bench.scenarios import cache_settings
+from bench.settings import cache_settings
 from bench.stepper import Stepper
 from bench.tables import Part, write_json
 

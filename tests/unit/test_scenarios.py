@@ -10,9 +10,11 @@ import pytest
 import torch
 from pack.offload.residency import streamed_blocks
 
+from bench.h3_drift import PUBLISHED, distance, fitted_drift, judged_run
 from bench.policies import POLICIES, planned
 from bench.published import BUSES, H3_CALLS, H3_DRIFT, H3_ROWS, H3_VIDEO_SHIFT, MINIMAX_H3, MODELS
-from bench.scenarios import cache_settings, h3_run, lands, machines, outside_denoising, placed_for
+from bench.scenarios import drift_range, h3_run, lands, machines, outside_denoising, placed_for
+from bench.settings import cache_settings
 from bench.simulation import BYTES_PER_UNIT, Scenario, simulate
 from bench.trajectories import GivenPattern, SigmaDrift, capped_pattern, shifted_sigma
 
@@ -41,10 +43,19 @@ def test_the_published_h3_rows_within_ten_per_cent(row):
     assert seconds == pytest.approx(row.seconds, rel=0.10)
 
 
+def test_the_drift_comes_from_the_hit_counts_of_another_run():
+    assert fitted_drift() == H3_DRIFT
+    for threshold, hits in PUBLISHED.hits.items():
+        assert abs(judged_run(H3_DRIFT, threshold).hits - hits) <= 1
+    assert all(distance(other) > distance(H3_DRIFT) for other in (1.2, 2.4))
+
+
 def test_the_rows_do_not_hang_on_one_exact_drift():
-    assert all(lands(H3_DRIFT + offset) for offset in (-0.1, 0.1))
-    assert not lands(1.5)
-    assert not lands(4.0)
+    least, greatest = drift_range()
+    assert least <= H3_DRIFT - 0.05
+    assert greatest >= H3_DRIFT + 0.05
+    assert not lands(least - 0.02)
+    assert not lands(greatest + 0.02)
 
 
 def test_what_the_h3_rows_are_made_of():
@@ -78,7 +89,8 @@ def test_a_capped_pattern_is_what_cap_and_warm_up_make_of_a_still_trajectory():
         cache = cache_settings(1, 0, 4, 0.5, 2, compute_last_step=last)
         result = simulate(scenario(), CALLS, planned, cache, still)
         assert [call.hit for call in result.calls[:-1]] == list(capped_pattern(CALLS, 4, 2)[:-1])
-        assert capped_pattern(CALLS, 4, 2)[-1] and result.calls[-1].hit is not last
+        assert capped_pattern(CALLS, 4, 2)[-1]
+        assert result.calls[-1].hit is not last
         assert result.calls[-1].reason.startswith(reason)
 
 
@@ -150,7 +162,7 @@ def test_never_behind_and_ahead_where_there_are_hits_and_the_bus_is_the_limit(
         assert ours.ms < theirs.ms - 1e-6 or theirs.ms <= theirs.bus_ms + ending + 1e-6, name
 
 
-def judged_run(case, make, seed, bn):
+def random_run(case, make, seed, bn):
     """Hits and misses at random, each of which only its residual tells; the last step is computed."""
     draw = random.Random(seed)
     hits = [False, False] + [draw.random() < 0.5 for _ in range(CALLS - 3)] + [False]
@@ -165,12 +177,12 @@ def test_never_behind_where_only_the_residuals_tell(copy, policy, resident, pref
     """As long as one slot is left beside those of the streamed blocks that cached calls run. Without one, guessing is
     up to 7 % faster, at the price of bytes copied for nothing."""
     case = scenario(copy, policy=policy, resident=resident, prefetch=prefetch, back=bn)
-    ours = judged_run(case, planned, seed, bn)
+    ours = random_run(case, planned, seed, bn)
     assert ours.wasted == 0
     always = {0, *range(BLOCKS - bn, BLOCKS)}
     spare = prefetch + 1 - len(always & set(case.streamed))
     for name, make in POLICIES.items():
-        theirs = judged_run(case, make, seed, bn)
+        theirs = random_run(case, make, seed, bn)
         if spare > 0:
             assert ours.ms <= theirs.ms * (1 + 1e-9), name
         elif theirs.ms < ours.ms * (1 - 1e-9):
