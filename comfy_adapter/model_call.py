@@ -44,6 +44,9 @@ def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     run.warn_of_neighbours(guider.model_options)
     options = guider.model_options.setdefault("transformer_options", {})
     options[RUN_KEY] = run
+    engine = current_engine(guider.model_patcher.model.diffusion_model)
+    if engine is not None:
+        engine.streamer.measure()
     try:
         return executor(*args, **kwargs)
     finally:

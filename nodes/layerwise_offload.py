@@ -47,7 +47,8 @@ class DiTLayerwiseOffload(io.ComfyNode):
                     options=["auto", "leading", "strided", "cache_aware"],
                     default="auto",
                     tooltip="Which blocks stay. leading: the first ones. strided: streamed ones spread evenly."
-                    " cache_aware: first those that DBCache always runs. auto: cache_aware with DBCache, else strided.",
+                    " cache_aware: first those that DBCache always runs. auto: cache_aware with DBCache, else strided,"
+                    " or leading once a run has shown that to be faster.",
                 ),
                 io.Int.Input(
                     "prefetch_blocks",

@@ -10,7 +10,7 @@ The rules come from the simulated runs in ``bench/`` and are checked against the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .residency import choose_prefetch, choose_streamed, slot_bytes
 from .timing import BlockTiming
@@ -18,6 +18,11 @@ from .timing import BlockTiming
 USUAL_WINDOW = 1
 WIDEST_WINDOW = 4
 WORTH_IT = 0.97
+WITHOUT_WINDOW = {
+    "asked": "prefetch_blocks is 0, so copies and compute take turns",
+    "one block": "it is the only one",
+    "one slot": "the budget has room for one slot only, so copies and compute take turns",
+}
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,15 @@ class Placement:
         streamed: ascending block indices.
         prefetch: blocks copied ahead of the running one.
         policy: the residency policy that chose them.
+        limit: what left no choice of ``prefetch``: ``no room`` for even one block, room for ``one slot`` only, just
+            ``one block`` to stream, or none ``asked`` for.
         reason: one line for people.
     """
 
     streamed: tuple[int, ...] = ()
     prefetch: int = 0
     policy: str = field(default="", compare=False)
+    limit: str = field(default="", compare=False)
     reason: str = field(default="", compare=False)
 
 
@@ -64,9 +72,8 @@ def choose_placement(
         timing: what an earlier call measured, ``None`` before the first.
         unpacked: the part of each block's bytes that no slot holds, ``None`` for no part of any.
     """
-    policy = policy or ("cache_aware" if cached else "strided")
 
-    def placed(window: int) -> Placement:
+    def placed(window: int, policy: str) -> Placement:
         fitting = choose_prefetch(block_bytes, other_bytes, budget, window, unpacked)
         streamed = choose_streamed(
             block_bytes,
@@ -80,18 +87,27 @@ def choose_placement(
             unpacked=unpacked,
         )
         ahead = min(fitting, len(streamed) - 1) if streamed and prefetch is None else fitting
-        return Placement(streamed, ahead if streamed else 0, policy)
+        limit = ""
+        if other_bytes + slot_bytes(block_bytes, streamed, 0, unpacked) > budget:
+            limit = "no room"
+        elif prefetch == 0:
+            limit = "asked"
+        elif fitting == 0 < window:
+            limit = "one slot"
+        elif len(streamed) == 1:
+            limit = "one block"
+        return Placement(streamed, ahead if streamed else 0, policy, limit=limit)
 
-    chosen = placed(USUAL_WINDOW if prefetch is None else prefetch)
-    if prefetch is None and timing is not None and chosen.prefetch:
-        best = min(map(placed, range(WIDEST_WINDOW + 1)), key=lambda one: call_ms(block_bytes, one, timing))
+    usual = policy or ("cache_aware" if cached else "strided")
+    chosen = placed(USUAL_WINDOW if prefetch is None else prefetch, usual)
+    if timing is not None and chosen.streamed:
+        windows = range(WIDEST_WINDOW + 1) if prefetch is None else (prefetch,)
+        policies = (usual,) if policy or cached else (usual, "leading")
+        candidates = [placed(window, one) for one in policies for window in windows]
+        best = min(candidates, key=lambda one: call_ms(block_bytes, one, timing))
         if call_ms(block_bytes, best, timing) < WORTH_IT * call_ms(block_bytes, chosen, timing):
             chosen = best
-    least = other_bytes + slot_bytes(block_bytes, chosen.streamed, 0, unpacked)
-    too_small = bool(chosen.streamed) and least > budget
-    return Placement(
-        chosen.streamed, chosen.prefetch, policy, explain(block_bytes, chosen, timing, too_small=too_small)
-    )
+    return replace(chosen, reason=explain(block_bytes, chosen, timing))
 
 
 def call_ms(block_bytes: Sequence[int], placement: Placement, timing: BlockTiming) -> float:
@@ -116,22 +132,24 @@ def call_ms(block_bytes: Sequence[int], placement: Placement, timing: BlockTimin
     return compute - first_call
 
 
-def explain(
-    block_bytes: Sequence[int], placement: Placement, timing: BlockTiming | None, *, too_small: bool = False
-) -> str:
+def explain(block_bytes: Sequence[int], placement: Placement, timing: BlockTiming | None) -> str:
     """Return the placement and the reason for it in one line."""
     total, streamed = len(block_bytes), placement.streamed
     if not streamed:
         return f"all {total} blocks stay on the device, nothing is streamed"
     what = f"{total - len(streamed)} of {total} blocks stay ({placement.policy}), {placement.prefetch} copied ahead"
-    if too_small:
+    if placement.limit == "no room":
         return f"{what}: the budget has no room for even one block beside the other weights"
     if timing is None:
         return f"{what}: as many as may, no times measured"
-    copy = sum(block_bytes[index] for index in streamed) / len(streamed) / timing.bytes_per_ms
-    figures = f"{copy:.3g} ms to copy a block, {timing.compute_ms:.3g} ms to compute one"
-    if copy * len(streamed) <= timing.compute_ms * total and placement.prefetch:
-        return f"{what}: copies hide behind compute ({figures})"
-    if placement.prefetch:
-        return f"{what}: the bus is the limit ({figures})"
-    return f"{what}: a block more that stays is worth more than copying ahead ({figures})"
+    copies = sum(block_bytes[index] for index in streamed) / timing.bytes_per_ms
+    computing, call = timing.compute_ms * total, call_ms(block_bytes, placement, timing)
+    if placement.prefetch == 0:
+        why = WITHOUT_WINDOW.get(placement.limit, "a block more that stays is worth more than copying ahead")
+    elif call <= computing / WORTH_IT:
+        why = "copies hide behind compute"
+    elif call <= copies / WORTH_IT:
+        why = "the bus is the limit"
+    else:
+        why = f"copies hide in part, {call:.3g} ms a call for {computing:.3g} ms of compute"
+    return f"{what}: {why} ({copies / len(streamed):.3g} ms to copy a block, {timing.compute_ms:.3g} ms to compute one)"

@@ -98,6 +98,12 @@ class BlockStreamer:
             self._pool.acquire()
             self.counts.peak_slots = max(self.counts.peak_slots, self._pool.allocated_bytes)
 
+    def measure(self) -> None:
+        """Time blocks and copies in the next call that runs every block: sizes and lengths change from run to run."""
+        self._read_timer()
+        if self._timer is None and self._device.overlaps:
+            self._timer, self._timed_call = CallTimer(self._device), False
+
     def forget(self) -> None:
         """Take what is in the slots as out of date: the weights at rest have changed. Not during a model call."""
         if not self.active:
@@ -262,9 +268,9 @@ class BlockStreamer:
     def _read_timer(self) -> None:
         """Take the measured call's figures once they are there; nothing waits for them."""
         if self._timer is not None and self._timed_call:
-            self.timing = self._timer.result()
-            if self.timing is not None:
-                self._timer = None
+            measured = self._timer.result()
+            if measured is not None or self._timer.failed:
+                self.timing, self._timer = measured or self.timing, None
 
     def _prefetch(self, coming: tuple[int, ...]) -> None:
         for index in coming:

@@ -1,4 +1,4 @@
-"""Measures what a block computes and what the bus moves, once, in the first full model call an engine streams.
+"""Measures what a block computes and what the bus moves, in the first full model call that is streamed in a run.
 
 Events are put on the streams while the call runs and read only when all of them have passed, so that nothing waits
 for the measurement. Devices without streams are not measured: their copies overlap with nothing, so no figure could
@@ -7,10 +7,15 @@ change what is best there.
 
 from __future__ import annotations
 
+import logging
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .device import Event, OffloadDevice
+
+log = logging.getLogger("dit_layerwise_offload.offload")
 
 MOST_COPIES = 16
 
@@ -29,29 +34,41 @@ class BlockTiming:
 
 
 class CallTimer:
-    """Collects the events of one call, then turns them into a :class:`BlockTiming`."""
+    """Collects the events of one call, then turns them into a :class:`BlockTiming`. A device that cannot make or read
+    an event is not measured: the call goes on without."""
 
     def __init__(self, device: OffloadDevice) -> None:
         self._device = device
         self._blocks: list[tuple[Event, Event]] = []
         self._copies: list[tuple[Event, Event, int]] = []
+        self.failed = False
+
+    def _tried(self, measure: Callable[..., Any], *arguments: Any) -> Any:
+        if self.failed:
+            return None
+        try:
+            return measure(*arguments)
+        except RuntimeError as error:
+            self.failed = True
+            log.warning("Blocks and copies are not timed, so auto goes by sizes alone: %s", error)
+            return None
 
     def block_starts(self) -> Event:
         """Mark that a block is about to compute."""
-        return self._device.stamp()
+        return self._tried(self._device.stamp)
 
     def block_ended(self, started: Event) -> None:
         """Mark that it has been given its work."""
-        self._blocks.append((started, self._device.stamp()))
+        self._blocks.append((started, self._tried(self._device.stamp)))
 
     def copy_starts(self) -> Event:
         """Mark that a copy is about to be started."""
-        return self._device.copy_stamp()
+        return self._tried(self._device.copy_stamp)
 
     def copy_started(self, started: Event, size: int) -> None:
         """Mark its end; ``size`` in bytes."""
         if len(self._copies) < MOST_COPIES:
-            self._copies.append((started, self._device.copy_stamp(), size))
+            self._copies.append((started, self._tried(self._device.copy_stamp), size))
 
     def forget_blocks(self) -> None:
         """Drop the blocks of a call that did not run all of them; copies count in any call."""
@@ -59,8 +76,8 @@ class CallTimer:
 
     def result(self) -> BlockTiming | None:
         """Return what was measured, ``None`` while something has not passed yet or nothing was measured."""
-        blocks = [self._device.elapsed_ms(start, end) for start, end in self._blocks]
-        copies = [(self._device.elapsed_ms(start, end), size) for start, end, size in self._copies]
+        blocks = [self._tried(self._device.elapsed_ms, start, end) for start, end in self._blocks]
+        copies = [(self._tried(self._device.elapsed_ms, start, end), size) for start, end, size in self._copies]
         if not blocks or None in blocks or any(ms is None for ms, _ in copies):
             return None
         rates = [size / ms for ms, size in copies if ms > 0]

@@ -8,7 +8,7 @@ import math
 import pytest
 from doubles.virtual_device import VirtualDevice
 from pack.dbcache.settings import DBCacheSettings
-from pack.offload.auto import Placement, call_ms, choose_placement
+from pack.offload.auto import Placement, call_ms, choose_placement, explain
 from pack.offload.block_weights import BlockWeights
 from pack.offload.residency import choose_streamed, slot_bytes
 from pack.offload.streamer import BlockStreamer
@@ -47,10 +47,40 @@ def test_nothing_fits(known):
     assert "no room for even one block" in placement.reason
 
 
-def test_room_for_one_slot_only():
-    placement = choose_placement(UNIFORM, 0, 500_000_000, timing=timing(1))
-    assert placement == Placement(tuple(range(20)), 0)
-    assert "no room" not in placement.reason
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"budget": 500_000_000}, "room for one slot only"),
+        ({"budget": 5 * GB, "prefetch": 0}, "prefetch_blocks is 0"),
+        ({"budget": 8 * GB, "max_resident": 19}, "it is the only one"),
+        ({"budget": 3}, "no room for even one block"),
+    ],
+)
+def test_what_leaves_no_choice_is_the_reason(arguments, reason):
+    placement = choose_placement(UNIFORM, 0, timing=timing(1), **arguments)
+    assert placement.streamed
+    assert placement.prefetch == 0
+    assert reason in placement.reason
+    # measured later, the reason stays
+    assert reason in explain(UNIFORM, placement, timing(20))
+
+
+def test_copies_that_hide_in_part_are_not_said_to_hide():
+    """Big blocks in a row: together the copies are shorter than compute, but not where they are needed."""
+    known = timing(0.7, UNEVEN)
+    placement = choose_placement(UNEVEN, 0, 2.2 * GB, policy="leading", prefetch=1, timing=known)
+    assert "copies hide in part" in placement.reason
+    even = choose_placement(UNIFORM, 0, 2.2 * GB, policy="leading", prefetch=1, timing=timing(0.7))
+    assert "copies hide behind compute" in even.reason
+
+
+def test_without_a_cache_measured_times_choose_the_policy():
+    known = timing(5, UNEVEN)
+    chosen = choose_placement(UNEVEN, 0, 7 * GB, timing=known)
+    assert chosen.policy == "leading"  # the big ones stay: small slots leave room for more
+    assert choose_placement(UNEVEN, 0, 7 * GB, timing=known, policy="strided").policy == "strided"
+    assert choose_placement(UNEVEN, 0, 7 * GB).policy == "strided"
+    assert choose_placement(UNEVEN, 0, 7 * GB, timing=known, cached=True, front=1).policy == "cache_aware"
 
 
 def test_one_block():
@@ -108,7 +138,7 @@ def test_never_over_budget_unless_nothing_fits(sizes, known):
 
 
 def test_placements_are_equal_whatever_the_reason():
-    assert Placement((1,), 1, "strided", "one") == Placement((1,), 1, "leading", "other")
+    assert Placement((1,), 1, "strided", "asked", "one") == Placement((1,), 1, "leading", "", "other")
 
 
 def simulated(sizes, streamed, prefetch, known, cached):
@@ -120,19 +150,21 @@ def simulated(sizes, streamed, prefetch, known, cached):
     return simulate(scenario, 9, planned, settings, pattern).ms
 
 
+@pytest.mark.parametrize("sizes", [UNIFORM, UNEVEN], ids=["uniform", "uneven"])
 @pytest.mark.parametrize("cached", [None, 0, 2], ids=["no cache", "F1 B0", "F1 B2"])
 @pytest.mark.parametrize("ratio", [0.05, 0.9, 1.1, 2, 5, 30])
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
-def test_no_other_window_is_much_better_in_the_simulation(share, ratio, cached):
-    """All windows up to 4 with the most residents each leaves room for; evenly sized blocks."""
-    known, budget, back = timing(ratio), share * sum(UNIFORM), cached or 0
-    chosen = choose_placement(UNIFORM, 0, budget, cached=cached is not None, front=1, back=back, timing=known)
+def test_nothing_else_is_much_better_in_the_simulation(share, ratio, cached, sizes):
+    """All windows up to 4 with the most residents each leaves room for, and both policies without a cache."""
+    known, budget, back = timing(ratio, sizes), share * sum(sizes), cached or 0
+    chosen = choose_placement(sizes, 0, budget, cached=cached is not None, front=1, back=back, timing=known)
     times = {}
-    for window in range(5):
-        streamed = choose_streamed(UNIFORM, 0, budget, policy=chosen.policy, prefetch=window, front=1, back=back)
-        if slot_bytes(UNIFORM, streamed, window) <= budget:
-            times[window] = simulated(UNIFORM, streamed, window, known, cached)
-    assert simulated(UNIFORM, chosen.streamed, chosen.prefetch, known, cached) <= 1.05 * min(times.values())
+    policies = ("strided", "leading") if cached is None else ("cache_aware",)
+    for window, policy in itertools.product(range(5), policies):
+        streamed = choose_streamed(sizes, 0, budget, policy=policy, prefetch=window, front=1, back=back)
+        if slot_bytes(sizes, streamed, window) <= budget:
+            times[window, policy] = simulated(sizes, streamed, window, known, cached)
+    assert simulated(sizes, chosen.streamed, chosen.prefetch, known, cached) <= 1.05 * min(times.values()), times
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -192,6 +224,45 @@ def test_a_call_that_skipped_blocks_is_not_measured():
         device.synchronise()
     run_call(blocks, streamer)
     assert streamer.timing.compute_ms == pytest.approx(7.0)
+
+
+def test_each_run_can_be_measured_anew():
+    device, blocks, streamer = engine([7.0] * 6, range(6))
+
+    def calls(number):
+        for _ in range(number):
+            run_call(blocks, streamer)
+            device.synchronise()
+
+    calls(3)
+    assert streamer.timing.compute_ms == pytest.approx(7.0)
+    for block in blocks:
+        block.ms = 9.0
+    calls(3)
+    assert streamer.timing.compute_ms == pytest.approx(7.0)
+    streamer.measure()
+    run_call(blocks, streamer)
+    streamer.measure()  # a measurement under way is not thrown away
+    assert streamer.timing.compute_ms == pytest.approx(7.0)  # until the new figures are there
+    device.synchronise()
+    calls(2)
+    assert streamer.timing.compute_ms == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("method", ["stamp", "copy_stamp", "elapsed_ms"])
+def test_a_device_that_cannot_time_goes_on_without(method, monkeypatch, caplog):
+    device, blocks, streamer = engine([7.0] * 6, range(6))
+
+    def fail(*_):
+        raise RuntimeError("no events")
+
+    monkeypatch.setattr(device, method, fail)
+    for _ in range(3):
+        run_call(blocks, streamer)
+        device.synchronise()
+    assert streamer.timing is None
+    assert sum("not timed" in record.getMessage() for record in caplog.records) == 1
+    assert streamer.counts.wasted == 0
 
 
 def test_nothing_streamed_is_nothing_measured():

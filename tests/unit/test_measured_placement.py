@@ -118,3 +118,16 @@ def test_a_window_that_was_asked_for_stays(device):
     model.detach()
     sample(model)
     assert model._streaming.placement.prefetch == 2
+
+
+def test_every_run_is_measured_for_itself(device, monkeypatch):
+    model = streamed(plain(), resident_blocks=2)
+    measured = []
+    streamer = patchers.BlockStreamer
+    measure = streamer.measure
+    monkeypatch.setattr(streamer, "measure", lambda self: measured.append(self) or measure(self))
+    for _ in range(3):
+        sample(model)
+        device.synchronise()
+    # the first time the engine was new, which measures of its own accord
+    assert measured == [model._streaming.streamer] * 2
