@@ -112,7 +112,7 @@ def compare(example: Example, pack: Any, rounds: int = ROUNDS) -> Part:
         )
     return Part(
         "end_to_end",
-        f"{example.name}, {example.steps} steps, {example.resident_blocks} blocks resident, preset"
+        f"{example.name}, {example.steps} steps, {_resident(example.resident_blocks)} blocks resident, preset"
         f" {example.preset!r}: {rounds} rounds, each way in turn",
         {
             "way": "{}",
@@ -120,6 +120,7 @@ def compare(example: Example, pack: Any, rounds: int = ROUNDS) -> Part:
             "to plain": "{:.2f}",
             "hits": "{}",
             "streamed MiB": "{:.0f}",
+            "wasted MiB": "{:.0f}",
             "weights MiB": "{:.1f}",
             "peak MiB": "{:.0f}",
             "max diff": "{:.2g}",
@@ -130,6 +131,10 @@ def compare(example: Example, pack: Any, rounds: int = ROUNDS) -> Part:
             " memory (CUDA only)"
         ],
     )
+
+
+def _resident(blocks: int) -> str:
+    return "as many as fit" if blocks < 0 else str(blocks)
 
 
 @dataclass(frozen=True)

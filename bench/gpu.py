@@ -7,9 +7,11 @@ GPU the part says so and ends. ComfyUI itself on the GPU is the part ``end_to_en
 
 from __future__ import annotations
 
+import gc
+import math
 import statistics
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,10 +20,10 @@ from pack.offload.auto import Placement, choose_placement
 from pack.offload.block_weights import BlockWeights
 from pack.offload.device import OffloadDevice, offload_device
 
-from .random_blocks import BlockShape, blocks_over, host_weights, pinned_weights
+from .random_blocks import BlockShape, HostWeights, blocks_over, host_weights, pinned_weights
 from .settings import cache_settings
 from .stepper import Stepper
-from .tables import Part
+from .tables import Part, Row
 from .trajectories import capped_pattern
 
 TOKENS = 4096
@@ -82,26 +84,6 @@ class Card:
         return tensor.pin_memory()
 
 
-def describe_card() -> dict[str, Any]:
-    """Return card, driver, bus and versions; ``{"card": None}`` without a GPU."""
-    if not torch.cuda.is_available():
-        return {"card": None}
-    fields = ("name", "driver_version", "pcie.link.gen.max", "pcie.link.gen.current", "pcie.link.width.current")
-    described = {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    try:
-        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        return {**described, "nvidia-smi": str(error)}
-    return {**described, **parsed_card(answer, fields)}
-
-
-def parsed_card(answer: str, fields: Sequence[str]) -> dict[str, str]:
-    """Return the first card of ``nvidia-smi``'s answer by field."""
-    values = [value.strip() for value in answer.strip().splitlines()[0].split(",")]
-    return dict(zip(fields, values, strict=True))
-
-
 def overlap(copy_ms: float, compute_ms: float, together_ms: float) -> float | None:
     """Return how much of the shorter of copies and compute was hidden: 1 is all of it; ``None`` if there is none."""
     shorter = min(copy_ms, compute_ms)
@@ -132,9 +114,8 @@ def measure_card(tokens: int = TOKENS, blocks: int = BLOCKS) -> Part:
     title = f"Random blocks of MiniMax-H3's size, {tokens} tokens, {blocks} blocks"
     if not torch.cuda.is_available():
         return Part("gpu", title, skipped="no CUDA device here")
-    card = describe_card()
     part = measure(Card(), H3, tokens, blocks)
-    part.title += f" on {card['card']}"
+    part.title += f" on {torch.cuda.get_device_name()}"
     return part
 
 
@@ -161,18 +142,15 @@ def measure(
     rows = []
     for precision in PRECISIONS:
         pageable = host_weights(shape, precision, min(DISTINCT_BLOCKS, blocks))
-        pinned = pinned_weights(pageable, machine.pin)
-        for cap in caps:
-            for way in WAYS:
-                machine.cap(cap)
-                row = {"precision": precision, "cap GB": cap, "way": way.name}
-                try:
-                    stack = blocks_over(pinned if way.pinned else pageable, blocks)
-                    hidden = random_hidden(tokens, shape.width)
-                    row |= run_way(machine, stack, hidden, (cap - reserve_gb) * 1e9, steps, way)
-                except torch.OutOfMemoryError:
-                    row["note"] = "does not fit"
-                rows.append(row | {"peak GB": machine.peak_bytes() / 1e9})
+        weights = {False: pageable, True: pinned_weights(pageable, machine.pin)}
+        reference: Row | None = None
+        for cap, way in planned_ways(caps):
+            budget = math.inf if cap is None else (cap - reserve_gb) * 1e9
+            row = {"precision": precision, "cap GB": cap, "way": way.name}
+            row |= measured_way(machine, weights[way.pinned], blocks, tokens, cap, budget, steps, way)
+            if way.name == "plain" and cap is None:
+                reference = row
+            rows.append(row | compared(row, reference))
     machine.cap(None)
     return Part(
         "gpu",
@@ -184,6 +162,9 @@ def measure(
             "stay": "{}",
             "step ms": "{:.1f}",
             "hit ms": "{:.1f}",
+            "run ms": "{:.0f}",
+            "to plain": "{:.2f}",
+            "to bound": "{:.2f}",
             "copies ms": "{:.1f}",
             "compute ms": "{:.1f}",
             "overlap": "{:.0%}",
@@ -194,10 +175,58 @@ def measure(
         rows,
         notes=[
             "step: median of the computed calls, hit: of the cached ones; copies, compute: each alone, a whole call;"
-            " overlap: how much of the shorter one was hidden in the step",
+            " overlap: how much of the shorter one was hidden in the step; to bound: step to the longer of the two",
+            "to plain: the run to the plain one without a cap; where that does not fit the card, to as many calls of"
+            " this row's compute (note: 'of compute')",
             "int8: weights in int8 with a scale a row, turned into bf16 for use; blocks share host weights",
         ],
     )
+
+
+def planned_ways(caps: Sequence[float]) -> Iterator[tuple[float | None, Way]]:
+    """Yield (cap, way): what streams nothing first without a cap, then every way at every cap."""
+    yield from ((None, way) for way in WAYS if not way.streamed)
+    for cap in caps:
+        yield from ((cap, way) for way in WAYS)
+
+
+def measured_way(
+    machine: Machine,
+    weights: list[HostWeights],
+    blocks: int,
+    tokens: int,
+    cap: float | None,
+    budget: float,
+    steps: int,
+    way: Way,
+) -> dict[str, Any]:
+    """Run one way under one cap. Nothing of it is left on the device afterwards, so that the next peak is its own."""
+    machine.cap(cap)
+    row: dict[str, Any] = {}
+    try:
+        stack = blocks_over(weights, blocks)
+        row = run_way(machine, stack, random_hidden(tokens, stack[0].width), budget, steps, way)
+    except torch.OutOfMemoryError:
+        row = {"note": "does not fit"}
+    row["peak GB"] = machine.peak_bytes() / 1e9
+    stack = None
+    gc.collect()
+    return row
+
+
+def compared(row: Row, reference: Row | None) -> dict[str, float | str]:
+    """Return how a row compares with the plain run without a cap, or where that does not fit, with compute alone."""
+    if "step ms" not in row:
+        return {}
+    plain_fits = reference is not None and "run ms" in reference
+    calls = len(row["all ms"])
+    plain_ms = reference["run ms"] if plain_fits else row["compute ms"] * calls
+    bound = max(row["copies ms"], row["compute ms"])
+    return {
+        "to plain": row["run ms"] / plain_ms,
+        "to bound": row["step ms"] / bound,
+        "note": "" if plain_fits else "of compute",
+    }
 
 
 def random_hidden(tokens: int, width: int) -> torch.Tensor:
@@ -212,8 +241,7 @@ def run_way(
     sizes = [BlockWeights(block).size for block in stack]
     placement = choose_placement(sizes, 0, budget, cached=way.cached, front=1) if way.streamed else Placement()
     cache = cache_settings(1, 0, WARMUP, 0.5, IN_A_ROW) if way.cached else None
-    stepper = Stepper(stack, placement, machine.offload, machine.device, hidden, cache, steps)
-    try:
+    with closing(Stepper(stack, placement, machine.offload, machine.device, hidden, cache, steps)) as stepper:
         pattern = capped_pattern(steps, WARMUP, IN_A_ROW) if way.cached else (False,) * steps
         durations = [_timed(machine, lambda call=call: stepper.call(call, pattern)) for call in range(steps)]
         computed = [ms for ms, hit in zip(durations, stepper.hits, strict=True) if not hit]
@@ -232,10 +260,9 @@ def run_way(
             "GB a step": sum(sizes[index] for index in placement.streamed) / 1e9,
             "hits": sum(stepper.hits),
             "streamed GB": stepper.streamed_bytes / 1e9,
+            "run ms": sum(durations),
             "all ms": durations,
         }
-    finally:
-        stepper.close()
 
 
 def _timed(machine: Machine, run: Callable[[], None]) -> float:

@@ -56,6 +56,7 @@ class RandomBlock(torch.nn.Module):
         super().__init__()
         for name, (weight, scale) in matrices.items():
             self.add_module(name, _Matrix(weight, scale))
+        self.width = self.attention_out.weight.shape[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = torch.nn.functional.layer_norm(x, x.shape[-1:])

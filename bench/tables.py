@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -23,6 +21,7 @@ class Part:
         shown: indices of the rows the table shows, ``None`` for all.
         notes: sources, assumptions, what to read with the figures.
         skipped: why the part did not run, or an empty string.
+        failed: the error that ended it, or an empty string.
     """
 
     name: str
@@ -32,11 +31,14 @@ class Part:
     shown: Sequence[int] | None = None
     notes: Sequence[str] = ()
     skipped: str = ""
+    failed: str = ""
 
     def text(self) -> str:
         """Return the part as an aligned table with its notes."""
         if self.skipped:
             return f"{self.title}\n  skipped: {self.skipped}"
+        if self.failed:
+            return f"{self.title}\n  failed: {self.failed}"
         chosen = self.rows if self.shown is None else [self.rows[index] for index in self.shown]
         cells = [list(self.columns)]
         cells += [[_cell(row.get(key), form) for key, form in self.columns.items()] for row in chosen]
@@ -54,21 +56,3 @@ class Part:
 
 def _cell(value: Any, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def write_json(path: Path, parts: Sequence[Part], machine: Mapping[str, Any]) -> None:
-    """Write all rows of all parts, and what they were measured on, to ``path``."""
-    content = {
-        "machine": dict(machine),
-        "parts": [
-            {
-                "name": part.name,
-                "title": part.title,
-                "rows": [dict(row) for row in part.rows],
-                "notes": list(part.notes),
-                "skipped": part.skipped,
-            }
-            for part in parts
-        ],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
