@@ -11,7 +11,7 @@ FAMILIES = [family for family in TINY_FAMILIES if family.name in ("qwen_image", 
 
 
 def patched(plain, in_place=True):
-    """A clone with a patch that adds to the picture's tokens what only depends on the block; and where it was called."""
+    """A clone with a patch that adds to the picture's tokens what only depends on the block, and the blocks it saw."""
     blocks = []
 
     def patch(args):
