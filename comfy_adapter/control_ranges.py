@@ -20,7 +20,7 @@ class ControlRanges:
         to_sigma: turns a fraction of the run, 0 to 1, into a noise level.
     """
 
-    def __init__(self, conds: Any, to_sigma: Callable[[float], Any]) -> None:
+    def __init__(self, conds: Any = None, to_sigma: Callable[[float], Any] = float) -> None:
         fractions = [one.timestep_percent_range for one in _controls(conds) if hasattr(one, "timestep_percent_range")]
         # rounded as ComfyUI's comparison with the call's own noise level rounds them
         self._ranges = [torch.tensor([to_sigma(at) for at in pair], dtype=torch.float32).tolist() for pair in fractions]

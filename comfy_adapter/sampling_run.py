@@ -67,9 +67,10 @@ class SamplingRun:
         self._unproven = ""
         self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
         self.session: DBCacheSession | None = None
-        to_sigma = patcher.model.model_sampling.percent_to_sigma
-        self._controls = ControlRanges(conds if settings is not None else None, to_sigma)
+        self._controls = ControlRanges()
         if settings is not None:
+            to_sigma = patcher.model.model_sampling.percent_to_sigma
+            self._controls = ControlRanges(conds, to_sigma)
             self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
             self._report.threshold = settings.with_preset().threshold
             if stack.layout is not None:
