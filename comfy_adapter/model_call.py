@@ -40,7 +40,7 @@ def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     guider = executor.class_obj
     arguments = _bound(executor.original, args, kwargs)
     sampler = arguments.get("sampler")
-    run = SamplingRun(guider.model_patcher, arguments["sigmas"], sampler)
+    run = SamplingRun(guider.model_patcher, arguments["sigmas"], sampler, getattr(guider, "conds", None))
     run.warn_of_neighbours(guider.model_options)
     options = guider.model_options.setdefault("transformer_options", {})
     options[RUN_KEY] = run

@@ -15,6 +15,7 @@ from ..dbcache.proving import StackProver
 from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
+from .control_ranges import ControlRanges
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .neighbours import whole_step_cache
@@ -41,9 +42,10 @@ class SamplingRun:
         patcher: the model patcher that is sampled.
         sigmas: the schedule, of shape (steps + 1,).
         sampler: ComfyUI's sampler object.
+        conds: the guider's lists of conditions, by name.
     """
 
-    def __init__(self, patcher: Any, sigmas: torch.Tensor, sampler: Any = None) -> None:
+    def __init__(self, patcher: Any, sigmas: torch.Tensor, sampler: Any = None, conds: Any = None) -> None:
         self._model = patcher.model
         self._root = unwrapped(patcher.model.diffusion_model)
         stack = find_stack(self._root)
@@ -66,8 +68,10 @@ class SamplingRun:
         self._unproven = ""
         self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
         self.session: DBCacheSession | None = None
+        self._controls = ControlRanges()
         if settings is not None:
             to_sigma = patcher.model.model_sampling.percent_to_sigma
+            self._controls = ControlRanges(conds, to_sigma)
             self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
             self._report.threshold = settings.with_preset().threshold
             if stack.layout is not None:
@@ -113,7 +117,7 @@ class SamplingRun:
             conds=tuple(options.get("uuids", ())),
             kinds=tuple(options.get("cond_or_uncond", ())),
             setting=(_window(options), _replaced(options)),
-            control=_control_signature(control),
+            control=_control_signature(control, self._controls.acting(sigma)),
             closed=self._closed(sigma),
         )
 
@@ -237,11 +241,11 @@ def _replaced(options: Mapping[str, Any]) -> Hashable:
     return tuple(sorted((name, tuple(sorted(map(str, keys)))) for name, keys in replaced.items() if keys))
 
 
-def _control_signature(control: Any) -> Hashable:
-    """Describe the form of a ControlNet's output: which additions there are, not their values."""
+def _control_signature(control: Any, acting: tuple[bool, ...]) -> Hashable:
+    """Describe a call's control input: which ControlNets act, and which additions there are, not their values."""
     if not isinstance(control, Mapping):
         return ()
-    return tuple(
+    return acting, tuple(
         (name, tuple(None if add is None else tuple(add.shape) for add in additions))
         for name, additions in sorted(control.items())
         if additions is not None

@@ -11,7 +11,7 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from real_comfy import FAMILIES, WAN, blocks_of, build, lora, sample, with_lora
+from real_comfy import FAMILIES, WAN, blocks_of, build, cond, lora, sample, with_lora
 from test_dbcache import FORCED
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -251,3 +251,32 @@ def test_skipped_blocks_leave_comfyuis_prefetch_queue(pack, dbcache, report, mon
             b is not None for b in expected
         ]
         assert all(entry is None for entry, wanted in zip(entries, expected, strict=True) if wanted is None)
+
+
+def test_a_hook_makes_comfyui_swap_a_dynamic_model_and_the_cache_goes_with_it(dbcache, report):
+    """Hooks do not work on a dynamic model, so the sampler takes its other copy, loaded without dynamic VRAM."""
+    import comfy.hooks
+
+    loads = []
+    model = dynamic_model(WAN, loads)
+    if not hasattr(comfy.model_patcher.ModelPatcherDynamic, "get_non_dynamic_delegate"):
+        pytest.skip("this ComfyUI does not swap models for hooks")
+    type(model).get_non_dynamic_delegate = comfy.model_patcher.ModelPatcherDynamic.get_non_dynamic_delegate
+    plain = build(WAN)
+    contents = lora(plain, WAN)
+
+    def conditions():
+        hooks = comfy.hooks.create_hook_lora(lora=contents, strength_model=1.0, strength_clip=0.0)
+        return {"positive": comfy.hooks.set_hooks_for_conditioning(cond(2), hooks)}
+
+    expected = sample(dbcache(plain, **FORCED), WAN, **conditions())
+    cached = dbcache(model, **FORCED)
+    cached.non_dynamic_delegate_model = None
+    assert torch.equal(sample(cached, WAN, **conditions()), expected)
+    assert loads == [True]
+    run = report(cached)
+    assert run["totals"]["hits"] > 0
+    assert run["totals"]["blocks_skipped"] == run["totals"]["hits"] * 6
+    assert not torch.equal(expected, sample(plain, WAN, **conditions()))
+    assert torch.equal(sample(cached, WAN, **conditions()), expected)
+    assert loads == [True]

@@ -172,3 +172,34 @@ def test_samples_are_not_written_to(calibrator):
     assert outcome.hit
     for name, kept in forecaster._samples.items():
         assert all(map(torch.equal, before[name], kept))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", [1, 2])
+def test_sigma_taylor_of_both_orders_in_a_gated_call(order):
+    """A hit after full steps 0, 1 and 4 is the last block over the polynomial in sigma, here in Newton's form."""
+    rig = GateRig("out_of_place", custom(bn=1, warmup_steps=5, calibrator="sigma_taylor", calibrator_order=order))
+    rig.speed = 0.3
+    blocks, context = rig.model.blocks, rig.context().mean(dim=1, keepdim=True)
+
+    def through(x, step, first, last):
+        for block in blocks[first:last]:
+            x = block(x, e=1 - step / 12 + context, context=context)
+        return x
+
+    entries, middles = {}, {}
+    for step in (0, 1, 4, 6):
+        entries[step] = through(rig.model.embed(rig.x(step)), step, 0, 1)
+        middles[step] = through(entries[step], step, 1, 7) - entries[step]
+    assert not any(rig.call(step)[1].hit for step in (0, 1, 4))
+    output, outcome = rig.call(6)
+    assert outcome.hit
+    sigma = {step: 1 - step / 12 for step in (0, 1, 4, 6)}
+    newer = (middles[4] - middles[1]) / (sigma[4] - sigma[1])
+    older = (middles[1] - middles[0]) / (sigma[1] - sigma[0])
+    curved = (newer - older) / (sigma[4] - sigma[0])
+    lines = middles[4] + (sigma[6] - sigma[4]) * newer
+    forecasts = {1: lines, 2: lines + (sigma[6] - sigma[4]) * (sigma[6] - sigma[1]) * curved}
+    pictures = {n: rig.model.head(through(entries[6] + one, 6, 7, 8)) for n, one in forecasts.items()}
+    assert torch.allclose(output, pictures[order], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(pictures[1], pictures[2], rtol=1e-3, atol=1e-4)

@@ -40,6 +40,16 @@ class Stack(torch.nn.Module):
         return x
 
 
+CALIBRATORS = {
+    "none": ("none", 1, lambda: None),
+    "taylorseer": ("taylorseer", 1, cache_dit.TaylorSeerCalibratorConfig),
+    "taylorseer of order 2": ("taylorseer", 2, lambda: cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=2)),
+    "foca": ("foca", 1, cache_dit.FoCaCalibratorConfig),
+    "dmd": ("dmd", 1, cache_dit.DMDCalibratorConfig),
+}
+"""The setting, its order, and cache-dit's config for the same."""
+
+
 def inputs(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     start, change = (torch.randn(1, 6, WIDTH, generator=generator) for _ in range(2))
@@ -66,8 +76,7 @@ def theirs(fn: int, bn: int, threshold: float, calibrator: str, scm: str) -> tup
         check_forward_pattern=False,
         has_separate_cfg=False,
     )
-    calibrator_config = cache_dit.TaylorSeerCalibratorConfig() if calibrator == "taylorseer" else None
-    cache_dit.enable_cache(adapter, cache_config=config, calibrator_config=calibrator_config)
+    cache_dit.enable_cache(adapter, cache_config=config, calibrator_config=CALIBRATORS[calibrator][2]())
     outputs = [stack(*inputs(step)) for step in range(STEPS)]
     return outputs, cache_dit.summary(stack, logging=False)[0].cached_steps
 
@@ -76,6 +85,7 @@ def ours(
     fn: int, bn: int, threshold: float, calibrator: str, scm: str, in_place: bool = False
 ) -> tuple[list[torch.Tensor], list[int]]:
     stack = Stack(in_place)
+    name, order, _ = CALIBRATORS[calibrator]
     settings = DBCacheSettings(
         preset="custom",
         fn=fn,
@@ -83,7 +93,8 @@ def ours(
         threshold=threshold,
         warmup_steps=3,
         max_continuous=3,
-        calibrator=calibrator,
+        calibrator=name,
+        calibrator_order=order,
         scm=scm,
     )
     segment = Segment((Stream("hidden", "hidden_states", position=0),))
@@ -99,7 +110,7 @@ def ours(
 
 
 @pytest.mark.parametrize("scm", ["none", "medium"])
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer"])
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 @pytest.mark.parametrize("threshold", [0.06, 0.12, 0.3])
 @pytest.mark.parametrize(("fn", "bn"), [(1, 0), (1, 2), (4, 4)])
 @torch.no_grad()
@@ -116,3 +127,10 @@ def test_same_decisions_and_same_bits(fn, bn, threshold, calibrator, scm):
 def test_the_thresholds_above_give_both_hits_and_misses():
     counts = [len(ours(1, 0, threshold, "none", "none")[1]) for threshold in (0.06, 0.12, 0.3)]
     assert 0 < counts[0] < counts[2]
+
+
+def test_the_calibrators_above_differ():
+    """So that the comparison tells them apart."""
+    last = [ours(1, 0, 0.3, calibrator, "none")[0][-1] for calibrator in CALIBRATORS]
+    for index, output in enumerate(last):
+        assert not any(torch.equal(output, other) for other in last[:index])

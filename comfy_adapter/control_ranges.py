@@ -1,0 +1,40 @@
+"""Which of a run's ControlNets act at a noise level.
+
+Where one takes over from another, the tensors that reach the model have the same names and shapes as before. Only the
+ControlNets themselves know that they are another's: each acts in its own range of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+class ControlRanges:
+    """The ranges of all ControlNets in a guider's conditions.
+
+    Args:
+        conds: lists of conditions by name, as ComfyUI's guiders keep them; anything else has no ControlNets.
+        to_sigma: turns a fraction of the run, 0 to 1, into a noise level.
+    """
+
+    def __init__(self, conds: Any = None, to_sigma: Callable[[float], Any] = float) -> None:
+        fractions = [one.timestep_percent_range for one in _controls(conds) if hasattr(one, "timestep_percent_range")]
+        # rounded as ComfyUI's comparison with the call's own noise level rounds them
+        self._ranges = [torch.tensor([to_sigma(at) for at in pair], dtype=torch.float32).tolist() for pair in fractions]
+
+    def acting(self, sigma: float) -> tuple[bool, ...]:
+        """Return for each ControlNet of the run whether it acts at ``sigma``."""
+        return tuple(end <= sigma <= start for start, end in self._ranges)
+
+
+def _controls(conds: Any) -> Iterator[Any]:
+    """Every ControlNet, also those behind another in a chain."""
+    for group in conds.values() if isinstance(conds, Mapping) else ():
+        for cond in group or ():
+            control = cond.get("control") if isinstance(cond, Mapping) else None
+            while control is not None:
+                yield control
+                control = getattr(control, "previous_controlnet", None)

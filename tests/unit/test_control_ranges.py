@@ -1,0 +1,48 @@
+"""Which ControlNets of a run act at a noise level."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from doubles import mock_comfy
+
+mock_comfy.import_adapter("pack_on_mock")
+
+from pack_on_mock.comfy_adapter.control_ranges import ControlRanges  # noqa: E402
+
+
+def control(start, end, previous=None):
+    return SimpleNamespace(timestep_percent_range=(start, end), previous_controlnet=previous)
+
+
+def falling(percent):
+    return 1.0 - percent
+
+
+def test_every_control_of_every_condition_and_chain_is_found():
+    chain = control(0.5, 1.0, previous=control(0.0, 0.5, previous=control(0.25, 0.75)))
+    conds = {"positive": [{"control": chain}, {}], "negative": [{"control": control(0.0, 0.1)}], "middle": []}
+    ranges = ControlRanges(conds, falling)
+    assert ranges.acting(0.95) == (False, True, False, True)
+    assert ranges.acting(0.6) == (False, True, True, False)
+    assert ranges.acting(0.4) == (True, False, True, False)
+    assert ranges.acting(0.1) == (True, False, False, False)
+
+
+def test_both_ends_belong_to_the_range_as_comfyui_rounds_them():
+    """ComfyUI compares its float32 noise level with the range's end; a tenth is not the same number in both."""
+    for percent in (0.9, 0.7, 0.3):
+        level = torch.tensor(falling(percent), dtype=torch.float32)
+        for start, end in ((percent, 1.0), (0.0, percent)):
+            (acting,) = ControlRanges({"positive": [{"control": control(start, end)}]}, falling).acting(level.item())
+            assert acting is not bool(level > falling(start) or level < falling(end))
+            assert acting
+
+
+def test_there_are_none_where_conditions_are_not_as_comfyuis():
+    other = SimpleNamespace()
+    for conds in (None, [], [torch.zeros(1)], {"positive": None}, {"positive": [torch.zeros(1)]}):
+        assert ControlRanges(conds, falling).acting(0.5) == ()
+    assert ControlRanges({"positive": [{"control": other}]}, falling).acting(0.5) == ()
+    assert ControlRanges().acting(0.5) == ()
