@@ -30,6 +30,14 @@ class ControlRanges:
         return tuple(end <= sigma <= start for start, end in self._ranges)
 
 
+def patches_acting(options: Mapping[str, Any], sigma: float) -> tuple[bool, ...]:
+    """Return for each patch in ``transformer_options`` that has a range of noise levels, as model-patch ControlNets
+    do, whether it acts at ``sigma``."""
+    patches = [patch for group in options.get("patches", {}).values() for patch in group]
+    ranges = [(getattr(one, "sigma_start", None), getattr(one, "sigma_end", None)) for one in patches]
+    return tuple(end <= sigma <= start for start, end in ranges if start is not None and end is not None)
+
+
 def _controls(conds: Any) -> Iterator[Any]:
     """Every ControlNet, also those behind another in a chain."""
     for group in conds.values() if isinstance(conds, Mapping) else ():

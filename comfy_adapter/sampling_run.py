@@ -15,7 +15,7 @@ from ..dbcache.proving import StackProver
 from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
-from .control_ranges import ControlRanges
+from .control_ranges import ControlRanges, patches_acting
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .neighbours import whole_step_cache
@@ -117,7 +117,7 @@ class SamplingRun:
             conds=tuple(options.get("uuids", ())),
             kinds=tuple(options.get("cond_or_uncond", ())),
             setting=(_window(options), _replaced(options)),
-            control=_control_signature(control, self._controls.acting(sigma)),
+            control=(_control_signature(control, self._controls.acting(sigma)), patches_acting(options, sigma)),
             closed=self._closed(sigma),
         )
 

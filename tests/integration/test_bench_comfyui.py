@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from bench import costs
 from bench.end_to_end import compare
 from bench.random_model import WanShape, random_wan, wan_patcher
 
@@ -34,3 +35,9 @@ def test_the_full_size_is_wan_14b():
     one = wan_patcher(dataclasses.replace(WanShape(), num_layers=1, dtype=torch.bfloat16))
     block = sum(parameter.numel() for parameter in one.model.diffusion_model.blocks[0].parameters())
     assert WanShape().num_layers * block == pytest.approx(14.05e9, rel=0.01)
+
+
+def test_the_import_of_the_pack_is_measured(monkeypatch):
+    monkeypatch.setattr(costs, "IMPORTS", 1)
+    [row] = costs.import_time().rows
+    assert 0 < row["ms"] < 60_000

@@ -78,3 +78,34 @@ def test_a_hit_adds_everything_once(patchable, dbcache, report, in_place):
     assert not torch.allclose(without[0], answers[0], rtol=1e-2, atol=1e-2)
     # the loop calls the patches on cached calls too
     assert called == blocks
+
+
+class RangedPatch:
+    """A model-patch ControlNet with a range of its own: outside it adds nothing."""
+
+    def __init__(self, sigma_start, sigma_end, seed):
+        self.sigma_start, self.sigma_end, self._seed = sigma_start, sigma_end, seed
+
+    def __call__(self, args):
+        sigma = float(args["transformer_options"]["sigmas"][0])
+        if self.sigma_end <= sigma <= self.sigma_start:
+            args["img"] += noise(1, 1, args["img"].shape[-1], seed=self._seed).to(args["img"]) * 0.2
+        return args
+
+
+def test_a_patch_that_takes_over_makes_the_next_call_a_miss(patchable, dbcache, report):
+    plain, family, _, _ = patchable
+    plainly = dbcache(plain, **{**FORCED, "warmup_steps": 1000})
+    sample(plainly, family)
+    levels = sorted({call["sigma"] for call in report(plainly)["calls"]}, reverse=True)
+    handover = (levels[2] + levels[3]) / 2  # there is a hit before it, and time for one after it
+    model = plain.clone()
+    for start, end, seed in ((1e9, handover, 300), (handover, -1.0, 400)):
+        model.set_model_patch(RangedPatch(start, end, seed), "double_block")
+    cached = dbcache(model, **FORCED)
+    sample(cached, family)
+    calls = report(cached)["calls"]
+    after = next(call for call in calls if call["sigma"] < handover)
+    assert any(call["outcome"] == "hit" for call in calls if call["sigma"] > handover)
+    assert (after["outcome"], after["reason"]) == ("miss", "control input changed")
+    assert any(call["outcome"] == "hit" for call in calls if call["sigma"] < handover)

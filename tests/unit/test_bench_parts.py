@@ -67,10 +67,3 @@ def test_costs(monkeypatch):
     part = costs.costs()
     assert well_formed(part)
     assert len(part.rows) == 6
-
-
-def test_import(monkeypatch):
-    monkeypatch.setattr(costs, "IMPORTS", 1)
-    part = costs.import_time()
-    assert well_formed(part)
-    assert 0 < part.rows[0]["ms"] < 60_000

@@ -9,7 +9,7 @@ from doubles import mock_comfy
 
 mock_comfy.import_adapter("pack_on_mock")
 
-from pack_on_mock.comfy_adapter.control_ranges import ControlRanges  # noqa: E402
+from pack_on_mock.comfy_adapter.control_ranges import ControlRanges, patches_acting  # noqa: E402
 
 
 def control(start, end, previous=None):
@@ -46,3 +46,12 @@ def test_there_are_none_where_conditions_are_not_as_comfyuis():
         assert ControlRanges(conds, falling).acting(0.5) == ()
     assert ControlRanges({"positive": [{"control": other}]}, falling).acting(0.5) == ()
     assert ControlRanges().acting(0.5) == ()
+
+
+def test_patches_with_a_range_are_found_others_are_not():
+    early, late = SimpleNamespace(sigma_start=1.0, sigma_end=0.5), SimpleNamespace(sigma_start=0.4, sigma_end=0.0)
+    options = {"patches": {"double_block": [early, len], "post_input": [late]}}
+    assert patches_acting(options, 0.7) == (True, False)
+    assert patches_acting(options, 0.45) == (False, False)
+    assert patches_acting(options, 0.4) == (False, True)
+    assert patches_acting({}, 0.4) == patches_acting({"patches": {}}, 0.4) == ()

@@ -100,7 +100,7 @@ def test_the_line_names_what_was_streamed_and_wasted_in_mib():
     """In numbers that the toys' small blocks never reach."""
     from pack_on_mock.comfy_adapter.report import CallRecord, RunReport
 
-    run = RunReport("Model", "1", "layerwise", "", steps=4, blocks=8)
+    run = RunReport("Model", "Patcher", "1", "layerwise", "", steps=4, blocks=8)
     for step, outcome, blocks, streamed, wasted in ((0, "miss", 8, 40, 0), (1, "hit", 2, 6, 3), (1, "hit", 2, 6, 1)):
         sizes = {"bytes_streamed": streamed * 2**20, "bytes_wasted": wasted * 2**20}
         run.calls.append(CallRecord(step, 0.5, "cond", outcome, "", {}, list(range(blocks)), **sizes))
