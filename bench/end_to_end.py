@@ -20,6 +20,17 @@ from . import demo
 from .tables import Part
 
 ROUNDS = 5
+COLUMNS = {
+    "way": "{}",
+    "median s": "{:.2f}",
+    "to plain": "{:.2f}",
+    "hits": "{}",
+    "streamed MiB": "{:.0f}",
+    "wasted MiB": "{:.0f}",
+    "weights MiB": "{:.1f}",
+    "peak MiB": "{:.0f}",
+    "max diff": "{:.2g}",
+}
 
 
 @dataclass(frozen=True)
@@ -114,17 +125,7 @@ def compare(example: Example, pack: Any, rounds: int = ROUNDS) -> Part:
         "end_to_end",
         f"{example.name}, {example.steps} steps, {_resident(example.resident_blocks)} blocks resident, preset"
         f" {example.preset!r}: {rounds} rounds, each way in turn",
-        {
-            "way": "{}",
-            "median s": "{:.2f}",
-            "to plain": "{:.2f}",
-            "hits": "{}",
-            "streamed MiB": "{:.0f}",
-            "wasted MiB": "{:.0f}",
-            "weights MiB": "{:.1f}",
-            "peak MiB": "{:.0f}",
-            "max diff": "{:.2g}",
-        },
+        COLUMNS,
         rows,
         notes=[
             "to plain: median of the ratios within a round; weights: on the device, slots included; peak: all device"

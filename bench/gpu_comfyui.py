@@ -14,22 +14,12 @@ from typing import Any
 import torch
 
 from .bare_packages import REPOSITORY
+from .end_to_end import COLUMNS as SAMPLING_COLUMNS
 from .gpu import CAPS_GB
 from .tables import Part
 
 MODEL = "bench.random_model:wan"
-COLUMNS = {
-    "cap GB": "{}",
-    "way": "{}",
-    "median s": "{:.2f}",
-    "to plain": "{:.2f}",
-    "hits": "{}",
-    "streamed MiB": "{:.0f}",
-    "wasted MiB": "{:.0f}",
-    "weights MiB": "{:.1f}",
-    "peak MiB": "{:.0f}",
-    "max diff": "{:.2g}",
-}
+COLUMNS = {"cap GB": "{}", **SAMPLING_COLUMNS}
 
 
 def end_to_end_under(cap: float, model: str = MODEL) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import comfy.nested_tensor
 import comfy.patcher_extension
 import comfy.sample
 import torch
-from tiny_families import TinyFamily, noise
-from tiny_models import config_of, patcher_over, randomise
+from tiny_families import TinyFamily
+from tiny_models import config_of, noise, patcher_over, randomise
 
 STEPS = 6
 WARMUP, IN_A_ROW = 2, 2

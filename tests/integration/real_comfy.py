@@ -14,7 +14,7 @@ import comfy.samplers
 import comfy.sd
 import tiny_sizes
 import torch
-from tiny_models import config_of, patcher_over, randomise
+from tiny_models import config_of, noise, patcher_over, randomise
 
 TEXT_WIDTH = tiny_sizes.TEXT
 STEPS = 12
@@ -103,13 +103,9 @@ def build(family: Family, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
     return patcher_over(model)
 
 
-def random_like(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def cond(seed: int, tokens: int = 8, **extras: Any) -> list:
     """Return a conditioning as text encoders make it."""
-    return [[random_like((1, tokens, TEXT_WIDTH), seed), {"pooled_output": random_like((1, 32), seed + 100), **extras}]]
+    return [[noise(1, tokens, TEXT_WIDTH, seed=seed), {"pooled_output": noise(1, 32, seed=seed + 100), **extras}]]
 
 
 def sample(patcher: Any, family: Family, *, sampler: str = "euler", steps: int = STEPS, **options: Any) -> torch.Tensor:
@@ -123,7 +119,7 @@ def sample(patcher: Any, family: Family, *, sampler: str = "euler", steps: int =
     nested = isinstance(shape[0], tuple)
     parts = shape if nested else (shape,)
     latents = [torch.zeros(part) for part in parts]
-    noises = [random_like(part, seed + index) for index, part in enumerate(parts)]
+    noises = [noise(*part, seed=seed + index) for index, part in enumerate(parts)]
     nest = comfy.nested_tensor.NestedTensor if nested else (lambda tensors: tensors[0])
     with torch.inference_mode():
         samples = comfy.sample.sample(
@@ -153,8 +149,8 @@ def lora(patcher: Any, family: Family, *, rank: int = 4, seed: int = 50) -> dict
     contents = {}
     for index, layer in enumerate(family.lora_layers):
         out_width, in_width = weights[f"diffusion_model.{layer}.weight"].shape[:2]
-        contents[f"diffusion_model.{layer}.lora_up.weight"] = random_like((out_width, rank), seed + index) * 0.2
-        contents[f"diffusion_model.{layer}.lora_down.weight"] = random_like((rank, in_width), seed + index + 20) * 0.2
+        contents[f"diffusion_model.{layer}.lora_up.weight"] = noise(out_width, rank, seed=seed + index) * 0.2
+        contents[f"diffusion_model.{layer}.lora_down.weight"] = noise(rank, in_width, seed=seed + index + 20) * 0.2
         contents[f"diffusion_model.{layer}.alpha"] = torch.tensor(float(rank))
     return contents
 
@@ -173,3 +169,12 @@ def blocks_of(patcher: Any, family: Family) -> list[torch.nn.Module]:
 
 def weights_at_rest(patcher: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in patcher.model.state_dict().items()}
+
+
+def easy_cache(model, name):
+    """EasyCache or LazyCache by ComfyUI's own node."""
+    from comfy_extras import nodes_easycache
+
+    node = {"EasyCache": nodes_easycache.EasyCacheNode, "LazyCache": nodes_easycache.LazyCacheNode}[name]
+    arguments = {"reuse_threshold": 0.2, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
+    return node.execute(model, **arguments).result[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import comfy.controlnet
-from real_comfy import FLUX, STEPS, build, cond, random_like, sample
+from real_comfy import FLUX, STEPS, build, cond, sample
 from test_dbcache import FORCED
+from tiny_models import noise
 
 HITTING = {**FORCED, "warmup_steps": 1, "max_continuous_cached_steps": -1}
 
@@ -17,8 +18,8 @@ class Control(comfy.controlnet.ControlBase):
         super().__init__()
         self.timestep_percent_range = (start, end)
         self.additions = {
-            "input": [random_like((1, 16, 64), seed + index) * 0.3 for index in range(3)],
-            "output": [random_like((1, 16, 64), seed + 10 + index) * 0.3 for index in range(4)],
+            "input": [noise(1, 16, 64, seed=seed + index) * 0.3 for index in range(3)],
+            "output": [noise(1, 16, 64, seed=seed + 10 + index) * 0.3 for index in range(4)],
         }
         if previous is not None:
             self.set_previous_controlnet(previous)

@@ -9,7 +9,8 @@ import weakref
 import comfy.controlnet
 import pytest
 import torch
-from real_comfy import FAMILIES, FLUX, STEPS, WAN, blocks_of, build, cond, lora, random_like, sample, with_lora
+from real_comfy import FAMILIES, FLUX, STEPS, WAN, blocks_of, build, cond, lora, sample, with_lora
+from tiny_models import noise
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 FORCED = {
@@ -354,8 +355,8 @@ class Control(comfy.controlnet.ControlBase):
 
 def controlled(until=0.0):
     additions = {
-        "input": [random_like((1, 16, 64), 60 + index) * 0.3 for index in range(3)],
-        "output": [random_like((1, 16, 64), 70 + index) * 0.3 for index in range(4)],
+        "input": [noise(1, 16, 64, seed=60 + index) * 0.3 for index in range(3)],
+        "output": [noise(1, 16, 64, seed=70 + index) * 0.3 for index in range(4)],
     }
     control = Control(additions, until)
     return {"positive": cond(2, control=control), "negative": cond(3, control=control)}
@@ -397,7 +398,7 @@ def test_a_schedule_that_rises_again(dbcache, report, family):
     with torch.inference_mode():
         samples = comfy.sample.sample_custom(
             model,
-            random_like(family.latent, 1),
+            noise(*family.latent, seed=1),
             3.0,
             sampler,
             sigmas,

@@ -9,7 +9,8 @@ import comfy.model_management
 import pytest
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
-from tiny_families import TINY_FAMILIES, noise
+from tiny_families import TINY_FAMILIES
+from tiny_models import noise
 from tiny_rarer_families import RARER_FAMILIES
 
 

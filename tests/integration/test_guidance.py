@@ -5,8 +5,9 @@ from __future__ import annotations
 import node_helpers
 import pytest
 import torch
-from real_comfy import FLUX, WAN, blocks_of, build, cond, random_like, sample
+from real_comfy import FLUX, WAN, blocks_of, build, cond, sample
 from test_dbcache import FORCED
+from tiny_models import noise
 
 AREAS = {"left": ("percentage", 1.0, 1.0, 0.5, 0.0, 0.0, 0.0), "right": ("percentage", 1.0, 1.0, 0.5, 0.0, 0.0, 0.5)}
 CONDS = {name: cond(seed) for seed, name in enumerate(("whole", "left", "right", "masked", "negative"), 2)}
@@ -45,7 +46,7 @@ class Recorded:
         left = torch.nn.functional.cosine_similarity(given.flatten(), self._noise[..., : width // 2].flatten(), dim=0)
         return "left" if left > 0.9 else "right"
 
-    def run(self, noise, positive, negative, cfg):
+    def run(self, start, positive, negative, cfg):
         import comfy.samplers
         from comfy.sample import sample_custom
 
@@ -54,12 +55,12 @@ class Recorded:
                 model(x * (0.5 + sigma), sigma * x.new_ones(len(x)), **(extra_args or {}))
             return x
 
-        self._noise = noise
+        self._noise = start
         sampler = comfy.samplers.KSAMPLER(along)
         sigmas = comfy.samplers.calculate_sigmas(self._model.get_model_object("model_sampling"), "simple", 10)
         with torch.inference_mode():
             sample_custom(
-                self._model, noise, cfg, sampler, sigmas, positive, negative, torch.zeros_like(noise), disable_pbar=True
+                self._model, start, cfg, sampler, sigmas, positive, negative, torch.zeros_like(start), disable_pbar=True
             )
         return self.answers
 
@@ -69,17 +70,17 @@ def test_every_condition_gets_what_it_would_get_alone(dbcache, report):
 
     ComfyUI adds a condition for each area to the side that has none there.
     """
-    noise = random_like(WAN.latent, 1)
+    start = noise(*WAN.latent, seed=1)
     model = dbcache(build(WAN), **FORCED)
     masked = node_helpers.conditioning_set_values(CONDS["masked"], MASK)
     positive = [*CONDS["whole"], *somewhere("left", "left"), *somewhere("right", "right"), *masked]
-    together = Recorded(model).run(noise, positive, CONDS["negative"], 3.0)
+    together = Recorded(model).run(start, positive, CONDS["negative"], 3.0)
     hits = [call["step"] for call in report(model)["calls"] if call["outcome"] == "hit"]
     assert set(hits) == {3, 4, 6, 7, 9}
     assert {("whole", "all"), ("left", "left"), ("right", "right"), ("masked", "all")} < together.keys()
     assert {("negative", "all"), ("negative", "left"), ("negative", "right")} < together.keys()
     for (name, place), answers in together.items():
-        single = Recorded(dbcache(build(WAN), **FORCED)).run(noise, somewhere(name, place), [], 1.0)
+        single = Recorded(dbcache(build(WAN), **FORCED)).run(start, somewhere(name, place), [], 1.0)
         assert single.keys() == {(name, place)}
         alone = single[name, place]
         assert len(alone) == len(answers) == 10
@@ -92,11 +93,11 @@ def test_every_condition_gets_what_it_would_get_alone(dbcache, report):
 def test_a_batch_gets_what_its_items_would_get(dbcache, batch, calibrator):
     """Hits forced at the same steps: cond and uncond joined, two and three pictures, against one at a time."""
     settings = {**FORCED, "calibrator": calibrator}
-    noise = random_like((batch, *WAN.latent[1:]), 1)
-    together = Recorded(dbcache(build(WAN), **settings), batch).run(noise, CONDS["whole"], CONDS["negative"], 3.0)
+    start = noise(batch, *WAN.latent[1:], seed=1)
+    together = Recorded(dbcache(build(WAN), **settings), batch).run(start, CONDS["whole"], CONDS["negative"], 3.0)
     for item in range(batch):
         model = dbcache(build(WAN), **settings)
-        alone = Recorded(model).run(noise[item : item + 1], CONDS["whole"], CONDS["negative"], 3.0)
+        alone = Recorded(model).run(start[item : item + 1], CONDS["whole"], CONDS["negative"], 3.0)
         for name in ("whole", "negative"):
             for one, other in zip(alone[name, "all"], together[name, "all"], strict=True):
                 assert torch.allclose(one[0], other[item], rtol=1e-4, atol=1e-5)

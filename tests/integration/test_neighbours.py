@@ -11,7 +11,7 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from real_comfy import FAMILIES, WAN, blocks_of, build, cond, lora, sample, with_lora
+from real_comfy import FAMILIES, WAN, blocks_of, build, cond, easy_cache, lora, sample, with_lora
 from test_dbcache import FORCED
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -179,15 +179,6 @@ def test_several_gpus_are_refused(offload):
     model = offload(build(WAN), resident_blocks=0)
     with pytest.raises(ValueError, match="one GPU"):
         model.deepclone_multigpu()
-
-
-def easy_cache(model, name):
-    """EasyCache or LazyCache by ComfyUI's own node."""
-    from comfy_extras import nodes_easycache
-
-    node = {"EasyCache": nodes_easycache.EasyCacheNode, "LazyCache": nodes_easycache.LazyCacheNode}[name]
-    arguments = {"reuse_threshold": 0.2, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
-    return node.execute(model, **arguments).result[0]
 
 
 @pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])

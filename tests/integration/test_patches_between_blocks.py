@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from family_rig import FORCED, STEPS, build, sample
-from tiny_families import TINY_FAMILIES, noise
+from tiny_families import TINY_FAMILIES
+from tiny_models import noise
 
 FAMILIES = [family for family in TINY_FAMILIES if family.name in ("qwen_image", "zimage")]
 

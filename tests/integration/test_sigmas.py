@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import comfy.samplers
+import family_rig
 import pytest
 import torch
 from real_comfy import FLUX, WAN, build, cond, sample
 from test_dbcache import FORCED
+from tiny_families import TINY_FAMILIES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = 6
@@ -57,13 +59,9 @@ def test_each_sampler_evaluates_where_its_rehearsal_foretold(rehearsal, name):
 
 @pytest.mark.parametrize("name", ["dpmpp_sde", "dpmpp_2s_ancestral", "heunpp2", "ddpm", "uni_pc", "seeds_2"])
 def test_so_do_those_of_models_that_predict_noise(rehearsal, name):
-    from family_rig import build as build_tiny
-    from family_rig import sample as sample_tiny
-    from tiny_families import TINY_FAMILIES
-
     family = next(one for one in TINY_FAMILIES if one.name == "pixart_alpha")
-    model = build_tiny(family)
-    levels, run = evaluated_levels(model, lambda copy: sample_tiny(copy, family, sampler=name))
+    model = family_rig.build(family)
+    levels, run = evaluated_levels(model, lambda copy: family_rig.sample(copy, family, sampler=name))
     assert list(rehearsal.foretold_levels(run["sampler"], run["sigmas"], model)) == levels
     assert levels[0] > 2  # no level of a flow
 
@@ -85,6 +83,8 @@ def test_what_cannot_be_known_is_not_foretold(rehearsal):
     assert foretold(kinds.ksampler("dpmpp_sde", {"noise_sampler": lambda *_: 0})) is None
     assert foretold(type("Own", (kinds.KSAMPLER,), {})(kinds.ksampler("euler").sampler_function)) is None
     assert foretold(None) is None
+    # an option that it does not take: the run itself is to say so
+    assert foretold(kinds.ksampler("euler", {"no_such_option": 1.0})) is None
 
 
 class Reads(TorchDispatchMode):

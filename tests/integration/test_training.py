@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from real_comfy import FLUX, build, cond, random_like, sample
+from real_comfy import FLUX, build, cond, sample
 from test_dbcache import FORCED
+from tiny_models import noise
 
 
 def train(model):
@@ -14,7 +15,7 @@ def train(model):
 
     arguments = {one.id: [getattr(one, "default", None)] for one in TrainLoraNode.define_schema().inputs}
     arguments |= {"model": [model], "positive": [cond(2)], "steps": [1], "rank": [1], "batch_size": [1]}
-    arguments["latents"] = [{"samples": random_like(FLUX.latent, seed)} for seed in (5, 6)]
+    arguments["latents"] = [{"samples": noise(*FLUX.latent, seed=seed)} for seed in (5, 6)]
     with torch.inference_mode():
         return TrainLoraNode.execute(**arguments)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import real_comfy
 import torch
 from family_rig import FORCED, HITS, ByHand, build, sample
 from tiny_families import TINY_FAMILIES, TinyFamily
@@ -112,11 +113,6 @@ def test_long_music_is_computed_exactly(computed_exactly):
 
 
 def test_a_cache_that_skips_whole_steps_is_warned_of_before_the_stack_is_known(unknown, dbcache, report):
-    from real_comfy import WAN
-    from real_comfy import build as build_wan
-    from real_comfy import sample as sample_wan
-    from test_neighbours import easy_cache
-
-    model = easy_cache(dbcache(build_wan(WAN), **FORCED), "LazyCache")
-    sample_wan(model, WAN)
+    model = real_comfy.easy_cache(dbcache(real_comfy.build(real_comfy.WAN), **FORCED), "LazyCache")
+    real_comfy.sample(model, real_comfy.WAN)
     assert sum("skips whole steps" in note for note in report(model)["notes"]) == 1

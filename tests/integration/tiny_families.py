@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tiny_models import noise
 from tiny_sizes import (
     CHROMA,
     COSMOS,
@@ -30,10 +31,6 @@ from tiny_sizes import (
     VIDEO_LATENT,
     WAN,
 )
-
-
-def noise(*shape: int, seed: int = 9) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)

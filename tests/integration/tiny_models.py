@@ -29,6 +29,11 @@ def known(sizes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in sizes.items() if key == "image_model" or key in fields}
 
 
+def noise(*shape: int, seed: int = 9) -> torch.Tensor:
+    """Return normal random numbers, the same for a seed everywhere."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def config_of(name: str, sizes: dict[str, Any]) -> Any:
     """Return a config of class ``name`` in ``comfy.supported_models``, in float32; skips what this ComfyUI lacks."""
     if not hasattr(comfy.supported_models, name):

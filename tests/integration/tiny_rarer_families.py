@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from tiny_families import TinyFamily, noise
+from tiny_families import TinyFamily
+from tiny_models import noise
 from tiny_sizes import LUMINA, PIXELDIT, VIDEO_LATENT, WAN
 
 
