@@ -56,14 +56,6 @@ def blocks_to_come(
         yield from order[:next_head]
 
 
-def blocks_held_over(order: Sequence[int], plan: Plan | None, next_head: int | None) -> Sequence[int]:
-    """Return what a computed call runs beyond the certain blocks, nearest first: this call, where the cache has not
-    decided yet, or the next one, or one after it will need it."""
-    if plan is not None and not plan.complete:
-        return _after(order, plan.blocks[-1] if plan.blocks else None)
-    return () if next_head is None else order
-
-
 def _after(blocks: Sequence[int], current: int | None) -> Sequence[int]:
     if current is not None and current in blocks:
         return blocks[blocks.index(current) + 1 :]
@@ -78,18 +70,49 @@ def upcoming_streamed(
     streamed: Collection[int],
     window: int,
     held_over: int = 0,
+    running: bool = True,
+    beyond: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """Return the next ``window`` distinct streamed blocks to come, nearest first: the certain ones (see
-    :func:`blocks_to_come`), then at most ``held_over`` others (see :func:`blocks_held_over`)."""
+    :func:`blocks_to_come`), then at most ``held_over`` more of those ``beyond``.
+
+    Without ``beyond`` these are what a computed call begins with: the next one, or one after it, will need them.
+    While ``current`` is ``running`` it is none of them; once it has run, it may be the next call's.
+    """
     found: list[int] = []
 
     def take(blocks: Iterable[int], most: int) -> None:
         for index in blocks:
             if len(found) >= most:
                 return
-            if index in streamed and index not in found and index != current:
+            if index in streamed and index not in found and not (running and index == current):
                 found.append(index)
 
     take(blocks_to_come(current, order, plan, next_head), window)
-    take(blocks_held_over(order, plan, next_head), min(window, len(found) + held_over))
+    if beyond is None:
+        beyond = () if next_head is None else order
+    take(beyond, min(window, len(found) + held_over))
     return tuple(found)
+
+
+def upcoming_either_way(
+    current: int | None,
+    order: Sequence[int],
+    plan: Plan,
+    next_head: int | None,
+    streamed: Collection[int],
+    window: int,
+    held_over: int,
+    running: bool,
+    always: Collection[int],
+) -> tuple[int, ...]:
+    """Return what :func:`upcoming_streamed` says of an undecided call both if it will be cached and if it will be
+    computed: nothing of that can turn out to be copied for nothing. A cached call runs the blocks in ``always``."""
+    rest = _after(order, plan.blocks[-1] if plan.blocks else None)
+    cached = Plan((*plan.blocks, *(index for index in rest if index in always)))
+    computed = Plan((*plan.blocks, *rest))
+    if_computed = upcoming_streamed(current, order, computed, next_head, streamed, window, 0, running)
+    # even in a last call: it may be the one for which they were held over
+    beyond = [index for index in rest if index not in always]
+    if_cached = upcoming_streamed(current, order, cached, next_head, streamed, window, held_over, running, beyond)
+    return tuple(index for index in if_cached if index in if_computed)

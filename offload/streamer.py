@@ -15,7 +15,7 @@ from typing import Any
 
 from .block_weights import BlockWeights
 from .device import OffloadDevice
-from .schedule import Plan, learned_order, upcoming_streamed
+from .schedule import Plan, learned_order, upcoming_either_way, upcoming_streamed
 from .slots import Slot, SlotPool
 from .timing import BlockTiming, CallTimer
 
@@ -59,6 +59,7 @@ class BlockStreamer:
         self._plan: Plan | None = None
         self._next_head: int | None = total
         self._held_over = 0
+        self._always: frozenset[int] = frozenset()
         self._computed_later = False
         self._ran: list[int] = []
         self._active = 0
@@ -158,7 +159,8 @@ class BlockStreamer:
         self.acquire_slots()
         self._active += 1
         self._next_head = next_head
-        needed = len(self._pool.slots) if always is None else len(self._weights.keys() & set(always))
+        self._always = frozenset(always or ())
+        needed = len(self._pool.slots) if always is None else len(self._weights.keys() & self._always)
         self._held_over = max(0, len(self._pool.slots) - needed)
         self._computed_later = computed_later
         self._ran = []
@@ -233,7 +235,10 @@ class BlockStreamer:
 
     def _upcoming(self, current: int | None, running: bool, held_over: int) -> tuple[int, ...]:
         window = self._window(current if running else None)
-        return upcoming_streamed(current, self._order, self._plan, self._next_head, self._weights, window, held_over)
+        plan, known = self._plan, (self._next_head, self._weights, window, held_over, running)
+        if plan is not None and not plan.complete:
+            return upcoming_either_way(current, self._order, plan, *known, self._always)
+        return upcoming_streamed(current, self._order, plan, *known)
 
     def _run_streamed(
         self, index: int, coming: tuple[int, ...], forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pack.offload.schedule import Plan, blocks_to_come, head_plan, learned_order, upcoming_streamed
+from pack.offload.schedule import Plan, blocks_to_come, head_plan, learned_order, upcoming_either_way, upcoming_streamed
 
 ORDER = (0, 1, 2, 3, 4, 5)
 
@@ -64,12 +64,38 @@ def test_only_a_call_in_which_every_block_ran_teaches_the_order():
 
 
 def test_what_is_held_over_comes_after_everything_certain():
-    undecided = Plan((0,), complete=False)
-    assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4) == ()
-    assert upcoming_streamed(None, ORDER, undecided, 1, {2, 3}, 4, held_over=4) == (2, 3)
     assert upcoming_streamed(0, ORDER, Plan((5,)), 1, {2, 3}, 1, held_over=4) == (2,)
     assert upcoming_streamed(3, ORDER, Plan((1, 2, 3, 4, 5)), 1, {2, 3, 4}, 4, held_over=4) == (4, 2)
     assert upcoming_streamed(0, ORDER, Plan((5,)), None, {2, 3}, 4, held_over=4) == ()
+
+
+def test_a_block_that_has_run_may_be_the_next_calls():
+    assert upcoming_streamed(0, ORDER, Plan(()), 1, {0, 2}, 2) == ()
+    assert upcoming_streamed(0, ORDER, Plan(()), 1, {0, 2}, 2, running=False) == (0,)
+
+
+def either_way(plan, streamed, window, *, current=0, next_head=1, held_over=0, always=(0, 5)):
+    return upcoming_either_way(current, ORDER, plan, next_head, streamed, window, held_over, False, always)
+
+
+def test_before_the_cache_decides_only_what_comes_either_way_is_expected():
+    undecided = Plan((0,), complete=False)
+    # the last block runs in any case, but a computed call needs the slots for others first
+    assert either_way(undecided, {2, 3, 5}, 2) == ()
+    assert either_way(undecided, {2, 3, 5}, 3) == (5,)
+    assert either_way(undecided, {5}, 1) == (5,)
+    # the next call's head, as soon as it fits behind everything that this one may need
+    assert either_way(undecided, {0, 3}, 2) == (0,)
+    assert either_way(undecided, {0, 3}, 1) == ()
+    assert either_way(undecided, {0, 3}, 2, next_head=None) == ()
+
+
+def test_before_the_cache_decides_what_was_held_over_stays():
+    undecided = Plan((0,), complete=False)
+    assert either_way(undecided, {2, 3, 4}, 2, held_over=2) == (2, 3)
+    assert either_way(undecided, {2, 3, 5}, 3, held_over=2) == (5, 2, 3)
+    # in the last call too, which may be the one they were held over for
+    assert either_way(undecided, {0, 2, 3}, 3, held_over=2, next_head=None) == (2, 3)
 
 
 def test_no_more_is_held_over_than_there_are_slots_to_spare():
