@@ -10,6 +10,7 @@ import torch
 
 from ..dbcache.backend import load_cache_dit
 from ..dbcache.settings import DBCacheSettings
+from ..offload.device import check_torch
 from ..pictures.run_chart import blank, draw_message, draw_run
 from .dynamic_vram import plain_copy
 from .families import find_stack
@@ -29,6 +30,7 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
 
     Raises:
         ValueError: the model has no known block stack, or a setting asks for what this version does not do.
+        RuntimeError: the installed torch is too old for the device.
     """
     find_stack(_diffusion_model(model))
     if is_dynamic(model):
@@ -57,6 +59,7 @@ def _left_to_comfyui(model: Any, why: str) -> Any:
 
 
 def _streamed(model: Any, settings: OffloadSettings, why: str) -> Any:
+    check_torch(model.load_device)
     log.info("DiT Layerwise Offload: engine 'layerwise' (%s).", why)
     patched = layerwise_patcher(_with_report(model.clone()), settings)
     patched.set_attachments(ENGINE_KEY, ("layerwise", why))

@@ -90,7 +90,10 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
     if run is None and engine is None:
         return executor(*args, **kwargs)
     if _in_training(args):
-        raise ValueError("DiT Layerwise Offload and DBCache do not work in training. Train with the plain MODEL.")
+        raise ValueError(
+            "DiT Layerwise Offload and DBCache do not work in training, nor where a sampler takes gradients through the"
+            " model. Use the plain MODEL there."
+        )
     call = _ModelCall(diffusion_model, engine, run, lambda: executor(*args, **kwargs))
     return call.run(options, arguments.get("control"))
 

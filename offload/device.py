@@ -15,6 +15,8 @@ import torch
 
 Event = Any
 CopyPair = tuple[torch.Tensor, torch.Tensor]
+WITHOUT_STREAMS = ("cpu", "mps", "privateuseone")
+OLDEST_TORCH = "2.6"  # the first with torch.accelerator
 
 
 class OffloadDevice(Protocol):
@@ -150,7 +152,21 @@ class AcceleratorDevice:
 
 
 def offload_device(device: torch.device) -> OffloadDevice:
-    """Return the implementation for ``device``: streams where the backend has them, plain copies elsewhere."""
-    if device.type in ("cpu", "mps", "privateuseone"):
+    """Return the implementation for ``device``: streams where the backend has them, plain copies elsewhere.
+
+    Raises:
+        RuntimeError: the device has streams, but this torch has no generic interface to them.
+    """
+    if device.type in WITHOUT_STREAMS:
         return SynchronousDevice(device)
+    check_torch(device)
     return AcceleratorDevice(device)
+
+
+def check_torch(device: torch.device) -> None:
+    """Raise a RuntimeError if blocks cannot be streamed to ``device`` with the torch that is installed."""
+    if device.type not in WITHOUT_STREAMS and not hasattr(torch, "accelerator"):
+        raise RuntimeError(
+            f"torch is {torch.__version__}, but streaming blocks to {device.type} needs {OLDEST_TORCH} or newer. Update"
+            " it the way ComfyUI was installed, or remove DiT Layerwise Offload."
+        )

@@ -1,7 +1,9 @@
-"""Every input of the two nodes arrives where it is used, under its own name."""
+"""Every input of the two nodes arrives where it is used, under its own name; what they cannot work with is named."""
 
 from __future__ import annotations
 
+import pytest
+import torch
 from real_comfy import WAN, build
 
 CACHE = {
@@ -42,3 +44,11 @@ def test_dbcache(pack, dbcache):
 def test_offload(offload):
     settings = offload(build(WAN), **OFFLOAD).layerwise_settings
     assert {name: getattr(settings, name) for name in OFFLOAD} == OFFLOAD
+
+
+def test_a_torch_that_is_too_old_is_named_when_the_node_executes(offload, monkeypatch):
+    model = build(WAN)
+    model.load_device = torch.device("cuda")
+    monkeypatch.delattr(torch, "accelerator")
+    with pytest.raises(RuntimeError, match=r"needs 2\.6 or newer"):
+        offload(model)

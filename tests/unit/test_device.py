@@ -114,6 +114,14 @@ def test_streams_are_used_where_there_are_any(monkeypatch):
         assert type(devices.offload_device(torch.device(kind))) is expected
 
 
+def test_a_torch_without_the_generic_interface_is_named(monkeypatch):
+    monkeypatch.delattr(devices.torch, "accelerator")
+    for use in (devices.check_torch, devices.offload_device):
+        with pytest.raises(RuntimeError, match=rf"torch is {torch.__version__.split('+')[0]}.* cuda needs 2\.6"):
+            use(CUDA)
+        use(torch.device("cpu"))
+
+
 def test_buffers_are_no_inference_tensors():
     with torch.inference_mode():
         buffer = devices.SynchronousDevice(torch.device("cpu")).empty(16)
