@@ -20,6 +20,7 @@ from .keys import RUN_KEY, WRAPPER_KEY
 from .model_streaming import Engine, current_engine
 from .prefetch_queue import leave_out
 from .sampling_run import SamplingRun
+from .versions import keeping_context
 
 
 def add_wrappers(patcher: Any) -> None:
@@ -145,6 +146,8 @@ class _ModelCall:
         interceptors = [one for one in (gate, self._streamer) if one is not None]
         if self._streamer is not None:
             cached = gate is not None
+            with keeping_context()():
+                self._streamer.acquire_slots()
             self._streamer.begin_call(
                 plan=self._first_plan(gate),
                 next_head=self._next_head(),

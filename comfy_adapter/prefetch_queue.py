@@ -2,7 +2,7 @@
 
 Some models walk a queue of their blocks and have each one's weights cast just before it runs. Blocks that the
 cache is going to skip would be cast for nothing. Entries keep their places: only those of skipped blocks become
-empty, and only those that are not under way yet (those are tuples).
+empty, and only those that are not under way yet (those are tuples with more in them than modules).
 """
 
 from __future__ import annotations
@@ -21,5 +21,7 @@ def leave_out(skipped: Iterable[torch.nn.Module]) -> None:
         return
     queue, left_out = queues[-1], {id(block) for block in skipped}
     for position, entry in enumerate(queue):
-        if isinstance(entry, torch.nn.Module) and id(entry) in left_out:
+        # newer versions queue several modules in one entry
+        modules = entry if isinstance(entry, list | tuple) else (entry,)
+        if modules and all(isinstance(one, torch.nn.Module) and id(one) in left_out for one in modules):
             queue[position] = None

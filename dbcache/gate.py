@@ -174,7 +174,13 @@ class CallGate:
         if any(hidden[name].shape != value.shape for name, value in result.items()):
             self._lost(f"the hidden states changed shape before block {index}")
             return forward(*args, **kwargs)
-        return placed.segment.build_output(result)
+        in_place = self._branch.in_place
+        return placed.segment.build_output(
+            {
+                name: hidden[name].copy_(value) if _residual_name(placed, name) in in_place else value
+                for name, value in result.items()
+            }
+        )
 
     def _kept_shapes(self, placed: PlacedSegment) -> dict[str, torch.Size]:
         """Return the shapes of the kept residuals over the middle of a segment, by stream: those that go on."""
@@ -211,8 +217,16 @@ class CallGate:
                 return forward(*args, **kwargs)
         result = forward(*args, **kwargs)
         if index == middle[-1]:
+            self._note_in_place(placed, placed.segment.read_inputs(args, kwargs), placed.segment.read_outputs(result))
             self._has_room(self._record, index, placed, result)
         return result
+
+    def _note_in_place(self, placed: PlacedSegment, given: Hidden | None, returned: Hidden | None) -> None:
+        """Remember which streams the blocks write into the very tensor they are given. Those a cached call writes
+        into as well: newer ComfyUI records where that tensor is freed, and fails when it is replaced between blocks."""
+        for name, value in (returned or {}).items():
+            noted = self._branch.in_place.add if (given or {}).get(name) is value else self._branch.in_place.discard
+            noted(_residual_name(placed, name))
 
     def _record(self, index: int, placed: PlacedSegment, result: Any) -> None:
         residuals = self._residuals(placed.segment.read_outputs(result))

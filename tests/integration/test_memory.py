@@ -7,6 +7,8 @@ they need budgets: the patcher's accounting is the same.
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import comfy.model_management
 import pytest
@@ -58,6 +60,40 @@ def test_pressure_takes_idle_slots_first_and_the_next_run_is_right(offload, pack
     freed = model.partially_unload(model.offload_device, slots + resident // 4)
     assert freed >= slots + resident // 4
     assert torch.equal(sample(model, family), expected)
+
+
+def test_slots_that_a_call_has_to_make_are_made_where_comfyui_wants_them(offload, pack, monkeypatch):
+    """Newer versions record what is allocated in a model call, and fail on what outlives it: here a stand-in."""
+    pauses, made_in_a_pause = [], []
+
+    @contextmanager
+    def pause_malloc_graph():
+        pauses.append(True)
+        yield
+        pauses.pop()
+
+    monkeypatch.setattr(
+        pack.module("comfy_adapter.versions"), "model_prefetch", SimpleNamespace(pause_malloc_graph=pause_malloc_graph)
+    )
+    plain = build(WAN)
+    expected = sample(plain, WAN)
+    model = offload(plain, resident_blocks=0)
+    sample(model, WAN)
+    device = pack.module("offload.device").SynchronousDevice
+    make = device.empty
+    monkeypatch.setattr(device, "empty", lambda self, size: made_in_a_pause.append(bool(pauses)) or make(self, size))
+    slots = streaming(pack, model).streamer.slot_bytes
+    freed = []
+
+    def give_back(*_):
+        if not freed:
+            made_in_a_pause.clear()  # those of the load
+        freed.append(model.partially_unload(model.offload_device, 1))
+
+    assert torch.equal(sample(model, WAN, callback=give_back), expected)
+    assert set(freed) == {slots}
+    assert made_in_a_pause
+    assert all(made_in_a_pause)
 
 
 @each_family

@@ -38,6 +38,15 @@ def test_only_waiting_entries_of_skipped_blocks_in_the_newest_queue_become_empty
     assert same(queues, [older, newest])
 
 
+def test_several_blocks_in_one_entry_leave_together_or_not_at_all(monkeypatch):
+    kept, one, other = blocks(3)
+    queue = [[one, other], (one, other), [one, kept], [], (None, (one, [other]))]
+    expected = [None, None, *queue[2:]]
+    with_queues(monkeypatch, [queue])
+    prefetch_queue.leave_out([one, other])
+    assert same(queue, expected)
+
+
 def test_blocks_are_told_apart_by_identity(monkeypatch):
     """Two blocks may compare equal."""
 

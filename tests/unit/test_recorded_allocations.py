@@ -1,0 +1,69 @@
+"""Newer ComfyUI records what is allocated in a model call and in each block of it: nothing of the cache may show there.
+
+The recorder is a stand-in (``doubles/recorded_allocations.py``), the stack an in-place one, as the models are that
+ComfyUI records.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from doubles.recorded_allocations import AllocationRecorder
+from gate_rig import GateRig, custom
+
+
+def recorded_rig(recorder: AllocationRecorder, settings, replaces: bool = False) -> GateRig:
+    """A rig whose model opens scopes as ComfyUI's MiniMax-H3 does. With ``replaces``, one of its blocks returns another
+    tensor than it was given."""
+    rig = GateRig("in_place", settings)
+    rig.session.keeping = recorder.pause
+
+    def run_blocks(x, vec, context, control, options):
+        text = context.shape[1]
+        with recorder.scope("the call"):
+            packed = torch.cat((context[0], x[0]), dim=0)
+            segments = [(0, text, 1), (text, text + 4, 2), (text + 4, packed.shape[0], 0)]
+            for index, block in enumerate(rig.model.blocks):
+                with recorder.scope(f"block {index}"):
+                    packed = block(packed, vec[0], segments, None, transformer_options=options)
+                    if replaces and index == 3:
+                        packed = packed.clone()
+            with recorder.pause():
+                output = packed[text:].unsqueeze(0).clone()
+            del packed
+        return output
+
+    rig.model.run_blocks = run_blocks
+    return rig
+
+
+def run(rig: GateRig, recorder: AllocationRecorder, steps: int = 8) -> list[bool]:
+    with recorder:
+        return [rig.call(step)[1].hit for step in range(steps)]
+
+
+@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"])
+@pytest.mark.parametrize(("fn", "bn"), [(1, 0), (2, 3)])
+def test_no_allocation_is_recorded_in_one_scope_and_freed_in_another(calibrator, fn, bn):
+    recorder = AllocationRecorder()
+    hits = run(recorded_rig(recorder, custom(fn=fn, bn=bn, calibrator=calibrator)), recorder)
+    assert any(hits)
+    assert not all(hits)
+    assert recorder.faults == []
+
+
+def test_the_stand_in_sees_a_tensor_that_is_replaced_between_blocks():
+    recorder = AllocationRecorder()
+    run(recorded_rig(recorder, custom(warmup_steps=99), replaces=True), recorder, steps=1)
+    assert recorder.faults == [
+        "made in the call and freed in block 3",
+        "made in block 3 and still there after it",
+    ]
+
+
+def test_the_stand_in_sees_what_is_kept_without_a_pause():
+    recorder = AllocationRecorder()
+    rig = recorded_rig(recorder, custom())
+    rig.session.keeping = lambda: recorder.scope("the cache")
+    run(rig, recorder, steps=1)
+    assert recorder.faults
