@@ -21,7 +21,8 @@ written out by hand. *Streams* are what DBCache judges on its own: one that chan
 UNKNOWN = """\
 Any other model is taken as a stack when one list of at least four blocks of one class holds half of its weights. It is
 streamed as it is; DBCache first watches one whole call, and caches only if every block was given what the block before
-it returned. Otherwise everything is computed, and the log and the report say why.
+it returned. Otherwise everything is computed, and the log and the report say why. A model without such a list is
+refused by name.
 """
 COLUMNS = ("family", "ComfyUI", "offload", "DBCache", "streams", "block lists", "notes")
 

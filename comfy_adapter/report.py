@@ -15,7 +15,7 @@ REPORT_VERSION = 1
 
 @dataclass
 class CallRecord:
-    """One model call. ``bytes_streamed`` counts copies started during the call, also those for the next one."""
+    """One model call. ``bytes_streamed`` counts copies started during the call, also those for later ones."""
 
     step: int
     sigma: float

@@ -27,7 +27,8 @@ class DiTDBCache(io.ComfyNode):
                     "preset",
                     options=["quality", "balanced", "fast", "custom"],
                     default="quality",
-                    tooltip="quality changes the picture least, fast saves most. custom uses the values below.",
+                    tooltip="quality changes the picture least, fast saves most. custom uses the values from Fn to"
+                    " max_cached_steps.",
                 ),
                 io.Int.Input(
                     "Fn", default=1, min=1, max=10000, tooltip="First blocks: always run, and compared." + _CUSTOM
@@ -64,10 +65,14 @@ class DiTDBCache(io.ComfyNode):
                     options=["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"],
                     default="secant",
                     tooltip="Forecasts what the skipped blocks would add instead of repeating it: closer to the exact"
-                    " picture, for one or two more tensors in memory. none: repeat.",
+                    " picture, for more memory: secant and sigma_taylor least, dmd most. none: repeat.",
                 ),
                 io.Int.Input(
-                    "calibrator_order", default=1, min=1, max=4, tooltip="Order of taylorseer and sigma_taylor: 1 or 2."
+                    "calibrator_order",
+                    default=1,
+                    min=1,
+                    max=4,
+                    tooltip="Order of taylorseer and sigma_taylor: 1 or 2, more is not measured.",
                 ),
                 io.Combo.Input(
                     "scm",
@@ -79,7 +84,8 @@ class DiTDBCache(io.ComfyNode):
                     "scm_policy",
                     options=["dynamic", "static"],
                     default="dynamic",
-                    tooltip="Steps the mask leaves open: dynamic still compares, static always caches.",
+                    tooltip="Steps the mask leaves open: dynamic still compares, static always caches, whatever"
+                    " threshold and caps say.",
                 ),
                 io.Float.Input(
                     "start_percent",
@@ -102,7 +108,7 @@ class DiTDBCache(io.ComfyNode):
                     options=["auto", "device", "cpu"],
                     default="auto",
                     tooltip="Where the cache lives between calls. cpu: in main memory, one tensor at a time on the GPU;"
-                    " slower. auto: on the GPU.",
+                    " slower. auto and device: on the GPU.",
                 ),
                 io.Boolean.Input("verbose", default=False, tooltip="Log every model call: cached or not, and why."),
                 io.Boolean.Input(

@@ -25,7 +25,7 @@ class DiTLayerwiseOffload(io.ComfyNode):
                     options=["auto", "layerwise", "comfyui"],
                     default="auto",
                     tooltip="Who streams. auto leaves a model under ComfyUI's dynamic VRAM to ComfyUI and takes"
-                    " layerwise for all others.",
+                    " layerwise for all others. With --highvram or --gpu-only nothing is streamed.",
                 ),
                 io.Int.Input(
                     "resident_blocks",
@@ -48,15 +48,15 @@ class DiTLayerwiseOffload(io.ComfyNode):
                     default="auto",
                     tooltip="Which blocks stay. leading: the first ones. strided: streamed ones spread evenly."
                     " cache_aware: first those that DBCache always runs. auto: cache_aware with DBCache, else strided,"
-                    " or leading once a run has shown that to be faster.",
+                    " or leading where a run's measured times say that it is faster.",
                 ),
                 io.Int.Input(
                     "prefetch_blocks",
                     default=-1,
                     min=-1,
                     max=16,
-                    tooltip="Blocks copied ahead of the running one. Each costs one block of GPU memory. -1: chosen"
-                    " from block size, bus speed and compute time; the run report says what and why.",
+                    tooltip="Blocks copied ahead of the running one. Each costs one block of GPU memory. -1: one, or"
+                    " what the times measured in an earlier run ask for; the run report says what and why.",
                 ),
                 io.Combo.Input(
                     "pin_memory",
@@ -70,7 +70,8 @@ class DiTLayerwiseOffload(io.ComfyNode):
                     options=["auto", "bake", "on_the_fly"],
                     default="auto",
                     tooltip="How LoRAs reach streamed blocks. bake: patched once and kept in main memory, as exact as a"
-                    " full load. on_the_fly: patched at each use, no extra memory. auto: bake while memory has room.",
+                    " full load. on_the_fly: patched at each use, no extra memory, not as exact. auto: bake while"
+                    " memory has room.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The same model, streamed.")],

@@ -15,6 +15,7 @@ import pytest
 from comfyui_server import PACK, ComfyUIServer, anew
 from example_workflows import (
     FILES,
+    REPOSITORY,
     TOY,
     WORKFLOWS,
     as_prompt,
@@ -116,6 +117,12 @@ def test_the_note_names_every_file_and_where_it_comes_from(name):
         assert f"`models/{file['directory']}`: [{file['name']}]({file['url']})" in note
     assert "**Memory**" in note or name == "DiT-Toy-compare"
     assert "**Expect**" in note or "**16 GB**" in note
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_note_is_the_one_that_is_written_for_it(name):
+    written = REPOSITORY / "bench" / "example_workflows" / "notes" / f"{name}.md"
+    assert note_text(load(WORKFLOWS / f"{name}.json")).startswith(written.read_text(encoding="utf-8").rstrip())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -124,6 +124,24 @@ def test_what_a_calibrator_keeps_is_counted(shape, calibrator):
     assert rig.session.kept_bytes == log.alive == 0
 
 
+@pytest.mark.parametrize(
+    ("calibrator", "order", "more"),
+    [("secant", 1, 2), ("sigma_taylor", 1, 1), ("sigma_taylor", 2, 2), ("taylorseer", 1, 3), ("taylorseer", 2, 5)]
+    + [("foca", 1, 3), ("dmd", 1, 25)],
+)
+def test_a_calibrator_keeps_what_the_pages_say(calibrator, order, more):
+    """So many residuals of a single stream in float32, beside the last two: README, "Calibrators"."""
+    settings = custom(bn=1, calibrator=calibrator, calibrator_order=order, threshold=0.9, max_continuous=1)
+    rig = GateRig("out_of_place", settings, steps=20)
+    most, hits = 0, 0
+    for step in range(20):
+        _, outcome = rig.call(step)
+        hits += outcome.hit
+        most = max(most, rig.session.kept_bytes)
+    assert hits > 5
+    assert round(most / HIDDEN_BYTES["out_of_place"]) == 2 + more
+
+
 def test_kept_memory_counts_once_what_is_shared():
     one = torch.zeros(TOKENS, WIDTH)
     other = torch.zeros(3, dtype=torch.float16)
