@@ -121,6 +121,7 @@ class _ModelCall:
         self._notes = engine.notes if engine is not None else ()
         self._run = run
         self._forward = forward
+        self._hooks: HookManager | None = None
         self._ran: list[int] = []
 
     def run(self, options: dict[str, Any], control: Any) -> Any:
@@ -154,17 +155,24 @@ class _ModelCall:
                 always=self._run.always if cached else None,
                 computed_later=cached and self._run.computed_later,
             )
+        hooks = HookManager(self._stack.blocks, interceptors)
+        self._hooks = hooks
         try:
-            with HookManager(self._stack.blocks, interceptors) as self._hooks:
+            with hooks:
                 output = self._forward()
         finally:
+            # They lead to the gate, which leads here: the call's inputs would wait for the garbage collector.
+            self._hooks = None
             if self._streamer is not None:
                 self._streamer.end_call()
-        self._ran += self._hooks.ran
+        self._ran += hooks.ran
         return output
 
     def _announce(self, blocks: tuple[int, ...]) -> None:
-        """Take the gate's word on which blocks are still to come: the others are not prefetched, by nobody."""
+        """Take the gate's word on which blocks are still to come: the others are not prefetched, by nobody. What it
+        says once the model has returned is of no use any more."""
+        if self._hooks is None:
+            return
         if self._streamer is not None:
             self._streamer.announce(Plan(blocks))
         coming = {*blocks, *self._hooks.ran}

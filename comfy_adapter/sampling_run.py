@@ -70,7 +70,8 @@ class SamplingRun:
         self.session: DBCacheSession | None = None
         self._controls = ControlRanges()
         if settings is not None:
-            to_sigma = patcher.model.model_sampling.percent_to_sigma
+            # the model itself has a patched one, as the shift nodes make it, only once it is loaded
+            to_sigma = patcher.get_model_object("model_sampling").percent_to_sigma
             self._controls = ControlRanges(conds, to_sigma)
             self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
             self._report.threshold = settings.with_preset().threshold

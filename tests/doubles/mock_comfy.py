@@ -133,6 +133,9 @@ class ModelPatcher:
             self.patches.setdefault(key, []).append(strength * value)
         self.patches_uuid = uuid.uuid4()
 
+    def get_model_object(self, name):
+        return getattr(self.model, name)
+
     def use_ejected(self):
         return contextlib.nullcontext()
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import comfy.controlnet
+import comfy.model_management
+import pytest
+import torch
+from comfy_extras.nodes_model_advanced import ModelSamplingFlux
 from real_comfy import FLUX, STEPS, build, cond, sample
 from test_dbcache import FORCED
 from tiny_models import noise
@@ -49,6 +53,38 @@ def test_a_control_that_takes_over_makes_the_next_call_a_miss(dbcache, report):
     assert len(changed) == 1
     assert calls[changed[0] - 1]["outcome"] == "hit"
     assert outcomes == ["hit" if index not in (0, *changed) else "miss" for index in range(STEPS)]
+
+
+def with_shift(model, shift):
+    """Return the model with another noise schedule, by ComfyUI's own node: it reaches the model as it is loaded."""
+    [patched] = ModelSamplingFlux().patch(model, shift, shift, 1024, 1024)
+    return patched
+
+
+@pytest.mark.parametrize("shift_first", [True, False])
+@pytest.mark.parametrize("shift", [0.2, 3.0])
+def test_percents_are_of_the_schedule_that_is_sampled(dbcache, report, shift, shift_first):
+    """Those of the control's range and the node's own, in a first run as in a later one."""
+    inputs = {**HITTING, "start_percent": 0.3, "end_percent": 0.8}
+    if shift_first:
+        model = dbcache(with_shift(build(FLUX), shift), **inputs)
+    else:
+        model = with_shift(dbcache(build(FLUX), **inputs), shift)
+    to_sigma = model.get_model_object("model_sampling").percent_to_sigma
+    start, end, handover = torch.tensor([to_sigma(percent) for percent in (0.3, 0.8, 0.5)]).tolist()
+    for _ in range(2):
+        comfy.model_management.unload_all_models()
+        sample(model, FLUX, **handed_over())
+        calls = report(model)["calls"]
+        early = [call for call in calls if call["reason"] in ("warm-up", "before start_percent")]
+        late = [call for call in calls if call["reason"] == "after end_percent"]
+        assert all(call["sigma"] > start or call is calls[0] for call in early)
+        assert all(call["sigma"] <= end for call in late)
+        within = calls[len(early) : len(calls) - len(late)]
+        assert all(end < call["sigma"] <= start for call in within)
+        (changed,) = (call for call in within if call["reason"] == "control input changed")
+        assert changed is next(call for call in within if call["sigma"] <= handover)
+        assert all(call["outcome"] == "hit" for call in within if call is not changed)
 
 
 def test_a_picture_after_the_handover_has_the_second_control(dbcache):
