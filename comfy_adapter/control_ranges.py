@@ -6,7 +6,7 @@ ControlNets themselves know that they are another's: each acts in its own range 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,10 +32,25 @@ class ControlRanges:
 
 def patches_acting(options: Mapping[str, Any], sigma: float) -> tuple[bool, ...]:
     """Return for each patch in ``transformer_options`` that has a range of noise levels, as model-patch ControlNets
-    do, whether it acts at ``sigma``."""
-    patches = [patch for group in options.get("patches", {}).values() for patch in group]
-    ranges = [(getattr(one, "sigma_start", None), getattr(one, "sigma_end", None)) for one in patches]
-    return tuple(end <= sigma <= start for start, end in ranges if start is not None and end is not None)
+    do, whether it acts at ``sigma``: patches between blocks and those that replace one."""
+    groups = (options.get("patches", {}), options.get("patches_replace", {}))
+    patches = [patch for kinds in groups for group in kinds.values() for patch in _members(group)]
+    return tuple(end <= sigma <= start for patch in patches for start, end in _ranges(patch))
+
+
+def _members(group: Any) -> Iterable[Any]:
+    return group.values() if isinstance(group, Mapping) else group
+
+
+def _ranges(patch: Any) -> Iterator[tuple[float, float]]:
+    """Every range of a patch: its own, those of what it holds, and those of the patch it took the place of."""
+    while patch is not None:
+        held = getattr(patch, "__dict__", {})
+        for one in (patch, *held.values()):
+            found = getattr(one, "sigma_start", None), getattr(one, "sigma_end", None)
+            if all(isinstance(level, int | float) for level in found):
+                yield found
+        patch = held.get("previous")
 
 
 def _controls(conds: Any) -> Iterator[Any]:

@@ -126,8 +126,15 @@ def test_what_a_calibrator_keeps_is_counted(shape, calibrator):
 
 @pytest.mark.parametrize(
     ("calibrator", "order", "more"),
-    [("secant", 1, 2), ("sigma_taylor", 1, 1), ("sigma_taylor", 2, 2), ("taylorseer", 1, 3), ("taylorseer", 2, 5)]
-    + [("foca", 1, 3), ("dmd", 1, 25)],
+    [
+        ("secant", 1, 2),
+        ("sigma_taylor", 1, 1),
+        ("sigma_taylor", 2, 2),
+        ("taylorseer", 1, 3),
+        ("taylorseer", 2, 5),
+        ("foca", 1, 3),
+        ("dmd", 1, 25),
+    ],
 )
 def test_a_calibrator_keeps_what_the_pages_say(calibrator, order, more):
     """So many residuals of a single stream in float32, beside the last two: README, "Calibrators"."""

@@ -55,3 +55,20 @@ def test_patches_with_a_range_are_found_others_are_not():
     assert patches_acting(options, 0.45) == (False, False)
     assert patches_acting(options, 0.4) == (False, True)
     assert patches_acting({}, 0.4) == patches_acting({"patches": {}}, 0.4) == ()
+
+
+def test_patches_that_replace_blocks_have_the_range_of_what_they_hold():
+    """As MiniMax-H3's ControlNet does it: its patches on single blocks share it, and chain to what they replaced."""
+    early, late = SimpleNamespace(sigma_start=1.0, sigma_end=0.5), SimpleNamespace(sigma_start=0.6, sigma_end=0.0)
+    first = SimpleNamespace(control_patch=early, block_index=3, previous=None)
+    second = SimpleNamespace(control_patch=late, block_index=3, previous=first)
+    options = {"patches_replace": {"dit": {("double_block", 3): second, ("double_block", 5): len}}}
+    assert patches_acting(options, 0.7) == (False, True)
+    assert patches_acting(options, 0.55) == (True, True)
+    assert patches_acting(options, 0.3) == (True, False)
+    assert patches_acting({"patches_replace": {"attn1": {}}}, 0.3) == ()
+
+
+def test_other_attributes_of_those_names_are_no_range():
+    odd = SimpleNamespace(sigma_start="early", sigma_end=None, previous=SimpleNamespace(sigma_start=1.0))
+    assert patches_acting({"patches": {"double_block": [odd]}}, 0.5) == ()
