@@ -118,7 +118,11 @@ class SamplingRun:
             conds=tuple(options.get("uuids", ())),
             kinds=tuple(options.get("cond_or_uncond", ())),
             setting=(_window(options), _replaced(options)),
-            control=(_control_signature(control, self._controls.acting(sigma)), patches_acting(options, sigma)),
+            control=(
+                _control_signature(control, self._controls.acting(sigma)),
+                patches_acting(options, sigma),
+                _hook_strengths(self._model),
+            ),
             closed=self._closed(sigma),
         )
 
@@ -240,6 +244,12 @@ def _replaced(options: Mapping[str, Any]) -> Hashable:
     calls the model again for the same condition with some of them replaced."""
     replaced = options.get("patches_replace", {})
     return tuple(sorted((name, tuple(sorted(map(str, keys)))) for name, keys in replaced.items() if keys))
+
+
+def _hook_strengths(model: Any) -> Hashable:
+    """The strengths at which scheduled hooks are on the model's weights now: another strength is another model."""
+    hooks = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
+    return tuple(hook.strength for hook in getattr(hooks, "hooks", ()))
 
 
 def _control_signature(control: Any, acting: tuple[bool, ...]) -> Hashable:

@@ -23,7 +23,7 @@ class CallInfo:
         conds: one identity for each condition in the call's batch, in order (ComfyUI's cond uuids).
         kinds: for each of them 0 (positive), 1 (negative) or a higher index.
         setting: whatever else tells streams of calls apart: context window, replaced blocks.
-        control: describes the call's control input; a change makes the call a miss.
+        control: describes the call's control input and what is scheduled on its weights; a change makes it a miss.
         closed: why no call may hit now (outside start/end percent), or an empty string.
     """
 

@@ -283,16 +283,15 @@ class BlockStreamer:
                 self._load(index)
 
     def _load(self, index: int) -> Slot:
-        slot = next(slot for slot in self._pool.slots if slot.block is None)
+        # by what is held, not by what a slot says: whatever raises in here, no slot is lost
+        slot = next(slot for slot in self._pool.slots if slot not in self._held.values())
         weights = self._weights[index]
-        if not self._measuring:
-            slot.fill(index, weights, self._device)
-        else:
-            started = self._timer.copy_starts()
-            slot.fill(index, weights, self._device)
-            self._timer.copy_started(started, weights.bytes_to_copy)
+        started = self._timer.copy_starts() if self._measuring else None
+        slot.fill(index, weights, self._device)
         self._held[index] = slot
         self.counts.streamed += weights.bytes_to_copy
+        if self._measuring:
+            self._timer.copy_started(started, weights.bytes_to_copy)
         return slot
 
     def _keep_only(self, wanted: tuple[int, ...]) -> None:

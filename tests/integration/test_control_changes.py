@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import comfy.controlnet
+import comfy.hooks
 import comfy.model_management
 import pytest
 import torch
 from comfy_extras.nodes_model_advanced import ModelSamplingFlux
-from real_comfy import FLUX, STEPS, build, cond, sample
+from real_comfy import FLUX, STEPS, WAN, build, cond, lora, sample
 from test_dbcache import FORCED
 from tiny_models import noise
 
@@ -101,3 +102,33 @@ def test_a_control_in_its_range_all_along_costs_no_miss(dbcache, report):
     control = Control(60, start=0.0, end=1.0, previous=Control(80))
     sample(model, FLUX, positive=cond(2, control=control), negative=cond(3, control=control))
     assert [call["outcome"] for call in report(model)["calls"]] == ["miss"] + ["hit"] * (STEPS - 1)
+
+
+def test_a_scheduled_lora_that_sets_in_makes_the_next_call_a_miss(dbcache, report):
+    """On middle blocks only: the first block, which judges, does not see it."""
+    plain = build(WAN)
+    contents = {key: value for key, value in lora(plain, WAN).items() if ".blocks.3." in key or ".blocks.6." in key}
+
+    def scheduled(strength):
+        hooks = comfy.hooks.create_hook_lora(lora=contents, strength_model=1.0, strength_clip=0.0)
+        keyframes = comfy.hooks.HookKeyframeGroup()
+        for value, start in ((0.0, 0.0), (strength, 0.5)):
+            keyframes.add(comfy.hooks.HookKeyframe(strength=value, start_percent=start, guarantee_steps=1))
+        hooks.set_keyframes_on_hooks(keyframes)
+        return comfy.hooks.set_hooks_for_conditioning(cond(2), hooks)
+
+    hardly = 1e-6  # a change, and so a miss, too
+    expected, without = (sample(plain, WAN, positive=scheduled(strength)) for strength in (1.0, hardly))
+    model = dbcache(plain, **HITTING)
+    cached = sample(model, WAN, positive=scheduled(1.0))
+    outcomes = {
+        branch: [call["outcome"] for call in report(model)["calls"] if call["branch"] == branch]
+        for branch in ("cond", "uncond")
+    }
+    reasons = [(call["branch"], call["step"]) for call in report(model)["calls"] if "changed" in call["reason"]]
+    assert [branch for branch, _ in reasons] == ["cond"]
+    assert outcomes["cond"] == ["hit" if step not in (0, reasons[0][1]) else "miss" for step in range(STEPS)]
+    assert outcomes["uncond"] == ["miss"] + ["hit"] * (STEPS - 1)
+    # it does to a cached picture what it does to a computed one
+    effect, on_cached = expected - without, cached - sample(model, WAN, positive=scheduled(hardly))
+    assert (on_cached - effect).abs().mean() < 0.5 * effect.abs().mean()

@@ -208,6 +208,29 @@ def test_a_call_is_over_even_when_a_copy_for_the_next_one_fails():
     assert torch.equal(rig.call(plan=plan, next_head=1, always=(0,)), rig.expected())
 
 
+@pytest.mark.parametrize("verb", ["start_copy", "copy_stamp", "stamp", "wait"])
+@pytest.mark.parametrize("at", range(1, 7))
+def test_no_slot_is_lost_wherever_the_device_raises(verb, at):
+    """Also between a copy and what is noted of it: a slot lost is one too few in every later call."""
+    rig = Rig(6, streamed=(0, 1, 3, 4, 5), prefetch=1)
+    own, calls = getattr(rig.device, verb), itertools.count(1)
+
+    def fail(*args):
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return own(*args)
+
+    setattr(rig.device, verb, fail)
+
+    def twice():
+        return [rig.call() for _ in range(2)]
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+    setattr(rig.device, verb, own)
+    assert all(torch.equal(output, rig.expected()) for output in twice())
+
+
 @pytest.mark.parametrize(("prefetch", "spare"), [(0, 0), (1, 1), (3, 3)])
 def test_a_cached_call_keeps_the_slots_it_needs(prefetch, spare):
     """One of the blocks that a cached call runs is streamed: what its slot leaves is held over."""
