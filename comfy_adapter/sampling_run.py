@@ -73,7 +73,8 @@ class SamplingRun:
             # the model itself has a patched one, as the shift nodes make it, only once it is loaded
             to_sigma = patcher.get_model_object("model_sampling").percent_to_sigma
             self._controls = ControlRanges(conds, to_sigma)
-            self._open = (float(to_sigma(settings.start_percent)), float(to_sigma(settings.end_percent)))
+            ends = [to_sigma(settings.start_percent), to_sigma(settings.end_percent)]
+            self._open = torch.tensor(ends, dtype=torch.float32).tolist()  # rounded as the calls' noise levels are
             self._report.threshold = settings.with_preset().threshold
             if stack.layout is not None:
                 self._open_session(stack.layout)

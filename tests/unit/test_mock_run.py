@@ -262,6 +262,19 @@ def test_start_and_end_percent():
     assert outcomes[9][1] == "after end_percent"
 
 
+def test_a_step_exactly_at_a_percent_is_told_from_the_one_before():
+    """ComfyUI's noise levels are float32: a tenth is not the same number there."""
+    for step in range(1, 9):
+        reasons = []
+        for limits in ({"start_percent": step / 10}, {"end_percent": step / 10}):
+            model = cached(patcher_of("in_place"), warmup_steps=0, **limits)
+            sample(model, ((0,),))
+            reasons.append([call["reason"] for call in run_of(model)["calls"]])
+        before, after = reasons
+        assert [reason == "before start_percent" for reason in before] == [at < step for at in range(10)]
+        assert [reason == "after end_percent" for reason in after] == [at >= step for at in range(10)]
+
+
 @pytest.mark.parametrize("joined", [(0, 1), (0,)])
 def test_the_last_step_is_computed_unless_told_otherwise(joined):
     for compute, last in ((True, ("miss", "last step")), (False, ("hit", "threshold is 1"))):
