@@ -190,7 +190,7 @@ class BlockStreamer:
 
     def _close_call(self) -> None:
         if self._measuring:
-            self._timed_call = len(self._ran) == self._total
+            self._timed_call = sorted(self._ran) == list(range(self._total))
             if not self._timed_call:
                 self._timer.forget_blocks()
         kept = self._window(None)
