@@ -12,6 +12,11 @@ from typing import Any
 import torch
 
 
+def noise_levels(fractions: Iterable[float], to_sigma: Callable[[float], Any]) -> list[float]:
+    """Return the noise levels at fractions of the run, 0 to 1, rounded to float32 as those of the calls are."""
+    return torch.tensor([to_sigma(fraction) for fraction in fractions], dtype=torch.float32).tolist()
+
+
 class ControlRanges:
     """The ranges of all ControlNets in a guider's conditions.
 
@@ -22,8 +27,7 @@ class ControlRanges:
 
     def __init__(self, conds: Any = None, to_sigma: Callable[[float], Any] = float) -> None:
         fractions = [one.timestep_percent_range for one in _controls(conds) if hasattr(one, "timestep_percent_range")]
-        # rounded as ComfyUI's comparison with the call's own noise level rounds them
-        self._ranges = [torch.tensor([to_sigma(at) for at in pair], dtype=torch.float32).tolist() for pair in fractions]
+        self._ranges = [noise_levels(pair, to_sigma) for pair in fractions]
 
     def acting(self, sigma: float) -> tuple[bool, ...]:
         """Return for each ControlNet of the run whether it acts at ``sigma``."""
@@ -35,20 +39,20 @@ def patches_acting(options: Mapping[str, Any], sigma: float) -> tuple[bool, ...]
     do, whether it acts at ``sigma``: patches between blocks and those that replace one."""
     groups = (options.get("patches", {}), options.get("patches_replace", {}))
     patches = [patch for kinds in groups for group in kinds.values() for patch in _members(group)]
-    return tuple(end <= sigma <= start for patch in patches for start, end in _ranges(patch))
+    return tuple(bool(end <= sigma <= start) for patch in patches for start, end in _ranges(patch))
 
 
 def _members(group: Any) -> Iterable[Any]:
     return group.values() if isinstance(group, Mapping) else group
 
 
-def _ranges(patch: Any) -> Iterator[tuple[float, float]]:
+def _ranges(patch: Any) -> Iterator[tuple[Any, Any]]:
     """Every range of a patch: its own, those of what it holds, and those of the patch it took the place of."""
     while patch is not None:
         held = getattr(patch, "__dict__", {})
         for one in (patch, *held.values()):
             found = getattr(one, "sigma_start", None), getattr(one, "sigma_end", None)
-            if all(isinstance(level, int | float) for level in found):
+            if all(isinstance(level, int | float | torch.Tensor) for level in found):
                 yield found
         patch = held.get("previous")
 

@@ -147,14 +147,13 @@ class _ModelCall:
         interceptors = [one for one in (gate, self._streamer) if one is not None]
         if self._streamer is not None:
             cached = gate is not None
-            with keeping_context()():
-                self._streamer.acquire_slots()
-            self._streamer.begin_call(
-                plan=self._first_plan(gate),
-                next_head=self._next_head(),
-                always=self._run.always if cached else None,
-                computed_later=cached and self._run.computed_later,
-            )
+            with keeping_context()():  # it makes the slots that are missing
+                self._streamer.begin_call(
+                    plan=self._first_plan(gate),
+                    next_head=self._next_head(),
+                    always=self._run.always if cached else None,
+                    computed_later=cached and self._run.computed_later,
+                )
         hooks = HookManager(self._stack.blocks, interceptors)
         self._hooks = hooks
         try:

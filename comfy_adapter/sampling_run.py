@@ -15,7 +15,7 @@ from ..dbcache.proving import StackProver
 from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
-from .control_ranges import ControlRanges, patches_acting
+from .control_ranges import ControlRanges, noise_levels, patches_acting
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .neighbours import whole_step_cache
@@ -73,8 +73,7 @@ class SamplingRun:
             # the model itself has a patched one, as the shift nodes make it, only once it is loaded
             to_sigma = patcher.get_model_object("model_sampling").percent_to_sigma
             self._controls = ControlRanges(conds, to_sigma)
-            ends = [to_sigma(settings.start_percent), to_sigma(settings.end_percent)]
-            self._open = torch.tensor(ends, dtype=torch.float32).tolist()  # rounded as the calls' noise levels are
+            self._open = noise_levels((settings.start_percent, settings.end_percent), to_sigma)
             self._report.threshold = settings.with_preset().threshold
             if stack.layout is not None:
                 self._open_session(stack.layout)

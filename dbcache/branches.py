@@ -41,7 +41,7 @@ class Branch:
     """One branch's state in a run: cache-dit's context and what the pack keeps beside it.
 
     ``shapes`` are those of the residuals over the middle blocks, by name: only the first segment's are in the key.
-    ``in_place`` are the names of those whose blocks write into the tensors they are given.
+    ``in_place`` says of each whether the blocks write into the tensor they are given.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Branch:
     recorded: bool = False
     control: Hashable = ()
     shapes: dict[str, Hashable] = field(default_factory=dict)
-    in_place: set[str] = field(default_factory=set)
+    in_place: dict[str, bool] = field(default_factory=dict)
     unsupported: str = ""
 
 

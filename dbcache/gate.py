@@ -174,10 +174,11 @@ class CallGate:
         if any(hidden[name].shape != value.shape for name, value in result.items()):
             self._lost(f"the hidden states changed shape before block {index}")
             return forward(*args, **kwargs)
+        # Newer ComfyUI records where hidden states are freed, and fails when blocks that work in place replace theirs.
         in_place = self._branch.in_place
         return placed.segment.build_output(
             {
-                name: hidden[name].copy_(value) if _residual_name(placed, name) in in_place else value
+                name: hidden[name].copy_(value) if in_place[_residual_name(placed, name)] else value
                 for name, value in result.items()
             }
         )
@@ -217,19 +218,12 @@ class CallGate:
                 return forward(*args, **kwargs)
         result = forward(*args, **kwargs)
         if index == middle[-1]:
-            self._note_in_place(placed, placed.segment.read_inputs(args, kwargs), placed.segment.read_outputs(result))
-            self._has_room(self._record, index, placed, result)
+            given = placed.segment.read_inputs(args, kwargs) or {}
+            self._has_room(self._record, index, placed, given, placed.segment.read_outputs(result))
         return result
 
-    def _note_in_place(self, placed: PlacedSegment, given: Hidden | None, returned: Hidden | None) -> None:
-        """Remember which streams the blocks write into the very tensor they are given. Those a cached call writes
-        into as well: newer ComfyUI records where that tensor is freed, and fails when it is replaced between blocks."""
-        for name, value in (returned or {}).items():
-            noted = self._branch.in_place.add if (given or {}).get(name) is value else self._branch.in_place.discard
-            noted(_residual_name(placed, name))
-
-    def _record(self, index: int, placed: PlacedSegment, result: Any) -> None:
-        residuals = self._residuals(placed.segment.read_outputs(result))
+    def _record(self, index: int, placed: PlacedSegment, given: Hidden, returned: Hidden | None) -> None:
+        residuals = self._residuals(returned)
         if residuals is None:
             self._lost(f"block {index} does not return what its family's table entry says")
             return
@@ -237,6 +231,7 @@ class CallGate:
             for name, residual in residuals.items():
                 self._branch.context.set_middle_residual(_residual_name(placed, name), residual)
                 self._branch.shapes[_residual_name(placed, name)] = residual.shape
+                self._branch.in_place[_residual_name(placed, name)] = given.get(name) is returned[name]
 
     def _copy(self, hidden: Hidden) -> None:
         """Keep copies: the block may work in place."""

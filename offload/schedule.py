@@ -24,9 +24,12 @@ class Plan:
 
 def learned_order(observed: Sequence[int], total: int, known: Sequence[int]) -> tuple[int, ...]:
     """Return the order of a call that ran every block exactly once, else the order ``known`` so far."""
-    if len(observed) == total and len(set(observed)) == total:
-        return tuple(observed)
-    return tuple(known)
+    return tuple(observed if ran_whole(observed, total) else known)
+
+
+def ran_whole(observed: Sequence[int], total: int) -> bool:
+    """Whether a call ran each of ``total`` blocks exactly once."""
+    return len(observed) == len(set(observed)) == total
 
 
 def head_plan(head: int, total: int) -> Plan:

@@ -15,7 +15,7 @@ from typing import Any
 
 from .block_weights import BlockWeights
 from .device import OffloadDevice
-from .schedule import Plan, learned_order, upcoming_either_way, upcoming_streamed
+from .schedule import Plan, learned_order, ran_whole, upcoming_either_way, upcoming_streamed
 from .slots import Slot, SlotPool
 from .timing import BlockTiming, CallTimer
 
@@ -190,7 +190,7 @@ class BlockStreamer:
 
     def _close_call(self) -> None:
         if self._measuring:
-            self._timed_call = sorted(self._ran) == list(range(self._total))
+            self._timed_call = ran_whole(self._ran, self._total)
             if not self._timed_call:
                 self._timer.forget_blocks()
         kept = self._window(None)
@@ -299,7 +299,6 @@ class BlockStreamer:
             self._release(index, wasted=True)
 
     def _release(self, index: int, *, wasted: bool) -> None:
-        slot = self._held.pop(index)
-        slot.block = None
+        del self._held[index]
         if wasted:
             self.counts.wasted += self._weights[index].bytes_to_copy

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +24,7 @@ class AllocationRecorder(TorchDispatchMode):
         super().__init__()
         self.faults: list[str] = []
         self.paused = False
+        self._block = ExitStack()
         self._scopes: list[tuple[str, object]] = []
         self._owners: dict[int, tuple[str, object]] = {}
         self._tensors: dict[int, set[int]] = defaultdict(set)
@@ -47,6 +50,27 @@ class AllocationRecorder(TorchDispatchMode):
             yield
         finally:
             self.paused = False
+
+    def next_block(self, name: str | None) -> None:
+        """End the scope of the block before and begin one for the next; ``None`` after the last block."""
+        self._block.close()
+        if name is not None:
+            self._block.enter_context(self.scope(name))
+
+    def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a model's ``forward`` in a scope of its own. What it returns is copied out, as ComfyUI's models
+        do it."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            with self.scope("the call"):
+                output = forward(*args, **kwargs)
+                self.next_block(None)
+                with self.pause():
+                    kept = [one.clone() for one in output] if isinstance(output, list) else output.clone()
+                del output
+            return kept
+
+        return recorded
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))

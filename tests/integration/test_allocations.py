@@ -21,29 +21,16 @@ def record(pack, monkeypatch):
     def run(model, family):
         recorder = AllocationRecorder()
         root = model.model.diffusion_model
-        own, open_scopes = root.forward, []
 
         def next_block(queue, device, block, *args, **kwargs):
-            while open_scopes:
-                open_scopes.pop().__exit__(None, None, None)
-            if block is not None:
-                open_scopes.append(recorder.scope("block"))
-                open_scopes[-1].__enter__()
-
-        def forward(*args, **kwargs):
-            with recorder.scope("the call"):
-                output = own(*args, **kwargs)
-                with recorder.pause():
-                    kept = [one.clone() for one in output] if isinstance(output, list) else output.clone()
-                del output
-            return kept
+            recorder.next_block(None if block is None else "a block")
 
         stand_in = SimpleNamespace(pause_malloc_graph=recorder.pause)
         with monkeypatch.context() as patched:
             patched.setattr(pack.module("comfy_adapter.versions"), "model_prefetch", stand_in)
             patched.setattr("comfy.model_prefetch.make_prefetch_queue", lambda *_: [])
             patched.setattr("comfy.model_prefetch.prefetch_queue_pop", next_block)
-            patched.setattr(root, "forward", forward, raising=False)
+            patched.setattr(root, "forward", recorder.around(root.forward))
             with recorder:
                 return recorder.faults, sample(model, family)
 

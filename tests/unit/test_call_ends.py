@@ -19,6 +19,23 @@ def no_collector():
     gc.enable()
 
 
+def sample_with(model, block, is_interrupted):
+    """Sample, and interrupt it in ``block`` once ``is_interrupted`` says so; return whether that happened."""
+    own = block.forward
+
+    def forward(*args, **kwargs):
+        if is_interrupted():
+            raise KeyboardInterrupt
+        return own(*args, **kwargs)
+
+    vars(block)["forward"] = forward
+    try:
+        sample(model)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 @each_shape
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_calls_inputs_are_gone_when_it_is_over(shape, interrupted, no_collector):
@@ -28,12 +45,6 @@ def test_a_calls_inputs_are_gone_when_it_is_over(shape, interrupted, no_collecto
     block = model.model.diffusion_model.get_submodule(
         {"double_single": "single_blocks", "two_streams": "transformer_blocks"}.get(shape, "blocks")
     )[3]
-    own = block.forward
-
-    def failing(*args, **kwargs):
-        if interrupted and len(inputs) > 8:
-            raise KeyboardInterrupt
-        return own(*args, **kwargs)
 
     def watched(x, timestep, context, **kwargs):
         left.append(sum(one() is not None for one in inputs))
@@ -42,12 +53,7 @@ def test_a_calls_inputs_are_gone_when_it_is_over(shape, interrupted, no_collecto
         return base(x, timestep, context, **kwargs)
 
     model.model.apply_model = watched
-    vars(block)["forward"] = failing
-    if interrupted:
-        with pytest.raises(KeyboardInterrupt):
-            sample(model)
-    else:
-        sample(model)
+    assert sample_with(model, block, lambda: interrupted and len(inputs) > 8) is interrupted
     left.append(sum(one() is not None for one in inputs))
     assert len(left) > 4
     assert not any(left)
@@ -67,19 +73,7 @@ def test_the_gates_copies_are_gone_with_the_call(interrupted, no_collector, monk
     monkeypatch.setattr(CallGate, "_copy", watched)
     model = cached(patcher_of("out_of_place"))
     block = model.model.diffusion_model.blocks[3]
-    own = block.forward
-
-    def failing(*args, **kwargs):
-        if interrupted and len(kept) > 3:
-            raise KeyboardInterrupt
-        return own(*args, **kwargs)
-
-    vars(block)["forward"] = failing
-    if interrupted:
-        with pytest.raises(KeyboardInterrupt):
-            sample(model)
-    else:
-        sample(model)
+    assert sample_with(model, block, lambda: interrupted and len(kept) > 3) is interrupted
     assert len(kept) > 3
     assert not any(copy() is not None for copy in kept)
 

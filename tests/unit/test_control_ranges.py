@@ -69,6 +69,13 @@ def test_patches_that_replace_blocks_have_the_range_of_what_they_hold():
     assert patches_acting({"patches_replace": {"attn1": {}}}, 0.3) == ()
 
 
+def test_a_range_of_tensors_counts_as_one_of_numbers():
+    patch = SimpleNamespace(sigma_start=torch.tensor(1.0), sigma_end=torch.tensor(0.5))
+    options = {"patches": {"double_block": [patch]}}
+    assert patches_acting(options, 0.7) == (True,)
+    assert patches_acting(options, 0.4) == (False,)
+
+
 def test_other_attributes_of_those_names_are_no_range():
     odd = SimpleNamespace(sigma_start="early", sigma_end=None, previous=SimpleNamespace(sigma_start=1.0))
     assert patches_acting({"patches": {"double_block": [odd]}}, 0.5) == ()
