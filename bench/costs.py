@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 import torch
 from pack.dbcache.branches import CallInfo
-from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
 from pack.offload.block_weights import BlockWeights
 from pack.offload.device import SynchronousDevice
-from pack.offload.hook_manager import HookManager
 from pack.offload.slots import Slot
 from pack.offload.streamer import BlockStreamer
+from pack.stack.hooks import HookManager
+from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
 from .bare_packages import REPOSITORY
 from .tables import Part
@@ -60,7 +60,7 @@ def median_call(call: Callable[[int], None], repeats: int = REPEATS) -> float:
 def hook_costs(repeats: int = REPEATS) -> dict[str, float]:
     """Return microseconds a block call for hooks and gate, beyond running the bare blocks."""
     blocks = [Nothing() for _ in range(BLOCKS)]
-    layout = StackLayout((PlacedSegment(Segment((Stream("x", "x", position=0),)), 0, BLOCKS),))
+    layout = StackLayout((PlacedSegment(Segment((HiddenState("x", "x", position=0),)), 0, BLOCKS),))
     streamer = BlockStreamer({}, BLOCKS, SynchronousDevice(torch.device("cpu")), 1)
     x = torch.zeros(1)
 

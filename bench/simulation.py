@@ -16,12 +16,12 @@ import torch
 from doubles.virtual_device import VirtualDevice
 from pack.dbcache.branches import CallInfo
 from pack.dbcache.gate import CallOutcome
-from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
 from pack.offload.block_weights import BlockWeights
-from pack.offload.hook_manager import HookManager
 from pack.offload.schedule import Plan
+from pack.stack.hooks import HookManager
+from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
 from .outlook import outlook, why_closed
 
@@ -33,7 +33,7 @@ class Trajectory(Protocol):
 
     streams: tuple[str, ...]
 
-    def residual(self, stream: str, call: int) -> torch.Tensor: ...
+    def residual(self, state: str, call: int) -> torch.Tensor: ...
 
 
 class StreamingPolicy(Protocol):
@@ -182,7 +182,7 @@ class _Simulation:
         self._scenario = scenario
         self._count = calls
         self._trajectory = trajectory
-        self._streams = trajectory.streams if trajectory is not None else ("hidden",)
+        self._streams = trajectory.states if trajectory is not None else ("hidden",)
         self._device = VirtualDevice(scenario.bandwidth / BYTES_PER_UNIT)
         self._blocks = [
             _SimulatedBlock(index, max(1, round(size / BYTES_PER_UNIT)), ms, self._device)
@@ -198,7 +198,7 @@ class _Simulation:
 
     def _layout(self) -> StackLayout:
         streams = tuple(
-            Stream(name, "x", position=0, item=item, output=item) for item, name in enumerate(self._streams)
+            HiddenState(name, "x", position=0, item=item, output=item) for item, name in enumerate(self._streams)
         )
         return StackLayout((PlacedSegment(Segment(streams), 0, self._scenario.blocks),))
 

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import torch
 from pack.dbcache.branches import CallInfo
-from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
 from pack.offload.auto import Placement
 from pack.offload.block_weights import BlockWeights
 from pack.offload.device import OffloadDevice
-from pack.offload.hook_manager import HookManager
 from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
+from pack.stack.hooks import HookManager
+from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
 from .outlook import outlook, why_closed
 
@@ -54,7 +54,7 @@ class Stepper:
         weights = {index: BlockWeights(blocks[index]) for index in placement.streamed}
         self._weights = weights
         self._streamer = BlockStreamer(weights, len(blocks), offload, placement.prefetch)
-        layout = StackLayout((PlacedSegment(Segment((Stream("hidden", "x", position=0),)), 0, len(blocks)),))
+        layout = StackLayout((PlacedSegment(Segment((HiddenState("hidden", "x", position=0),)), 0, len(blocks)),))
         self._session = DBCacheSession(cache, calls, layout) if cache is not None else None
         self._sign = 1.0
         self.hits: list[bool] = []

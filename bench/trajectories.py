@@ -30,26 +30,26 @@ class SigmaDrift:
     """
 
     def __init__(self, shifts: Mapping[str, float], drift: float, calls: int) -> None:
-        self.streams = tuple(shifts)
+        self.states = tuple(shifts)
         self._shifts = shifts
         self._drift = drift
         self._calls = calls
         self._phases = torch.arange(64, dtype=torch.float64) * (2 * math.pi / 64)
 
-    def residual(self, stream: str, call: int) -> torch.Tensor:
-        return torch.sin(self._drift * shifted_sigma(self._shifts[stream], call, self._calls) + self._phases)
+    def residual(self, state: str, call: int) -> torch.Tensor:
+        return torch.sin(self._drift * shifted_sigma(self._shifts[state], call, self._calls) + self._phases)
 
 
 class GivenPattern:
     """Residuals that make the gate take exactly the given hits, at any threshold up to 0.9 once warm-up is over."""
 
     def __init__(self, hits: Sequence[bool]) -> None:
-        self.streams = ("hidden",)
+        self.states = ("hidden",)
         self._levels = [1.0]
         for hit in hits[1:]:
             self._levels.append(self._levels[-1] if hit else -10 * self._levels[-1])
 
-    def residual(self, stream: str, call: int) -> torch.Tensor:
+    def residual(self, state: str, call: int) -> torch.Tensor:
         return torch.tensor([self._levels[call]], dtype=torch.float64)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..dbcache.layout import PlacedSegment, Segment, StackLayout
+from ..stack.layout import PlacedSegment, Segment, StackLayout
 from .family_table import FAMILIES
 from .family_types import BlockList, Family
 from .unsupported_models import UNSUPPORTED
@@ -51,10 +51,10 @@ def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FA
     for block_list in family.lists:
         members = _members(root.get_submodule(block_list.path))
         segments.append(
-            PlacedSegment(Segment(block_list.streams, block_list.packed), len(blocks), len(blocks) + len(members))
+            PlacedSegment(Segment(block_list.states, block_list.packed), len(blocks), len(blocks) + len(members))
         )
         blocks.extend(members)
-    described = all(block_list.streams for block_list in family.lists)
+    described = all(block_list.states for block_list in family.lists)
     return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)) if described else None)
 
 

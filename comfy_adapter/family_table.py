@@ -5,18 +5,18 @@ docs/families.md is this table, rendered; ``nox -s families`` writes it anew.
 
 from __future__ import annotations
 
-from ..dbcache.layout import PackedStreams, Stream
+from ..stack.layout import HiddenState, PackedStates
 from .family_types import NEWER, BlockList, Family
 from .wan_families import WAN_FAMILIES
 
-_IMAGE_AND_TEXT = (Stream("image", "img", output=0), Stream("text", "txt", output=1))
-_JOINT = (Stream("joint", "x", position=0),)
-_TEXT_FIRST = (Stream("text", "encoder_hidden_states", output=0), Stream("image", "hidden_states", output=1))
-_IMAGE_FIRST = (Stream("image", "hidden_states", output=0), Stream("text", "encoder_hidden_states", output=1))
+_IMAGE_AND_TEXT = (HiddenState("image", "img", output=0), HiddenState("text", "txt", output=1))
+_JOINT = (HiddenState("joint", "x", position=0),)
+_TEXT_FIRST = (HiddenState("text", "encoder_hidden_states", output=0), HiddenState("image", "hidden_states", output=1))
+_IMAGE_FIRST = (HiddenState("image", "hidden_states", output=0), HiddenState("text", "encoder_hidden_states", output=1))
 
 
-def _one(name: str, argument: str = "x", position: int | None = 0) -> tuple[Stream, ...]:
-    return (Stream(name, argument, position=position),)
+def _one(name: str, argument: str = "x", position: int | None = 0) -> tuple[HiddenState, ...]:
+    return (HiddenState(name, argument, position=position),)
 
 
 def _doubles_and_singles() -> tuple[BlockList, ...]:
@@ -26,7 +26,7 @@ def _doubles_and_singles() -> tuple[BlockList, ...]:
 _PATCHES_AND_PIXELS = (
     BlockList(
         "patch_blocks",
-        (Stream("patches", "x", position=0, output=0), Stream("text", "y", position=1, output=1)),
+        (HiddenState("patches", "x", position=0, output=0), HiddenState("text", "y", position=1, output=1)),
     ),
     BlockList("pixel_blocks", _one("pixels")),
 )
@@ -97,8 +97,8 @@ FAMILIES = (
             BlockList(
                 "transformer_blocks",
                 (
-                    Stream("video", "x", position=0, item=0, output=0),
-                    Stream("audio", "x", position=0, item=1, output=1),
+                    HiddenState("video", "x", position=0, item=0, output=0),
+                    HiddenState("audio", "x", position=0, item=1, output=1),
                 ),
             ),
         ),
@@ -110,7 +110,7 @@ FAMILIES = (
         ("MiniMaxH3Model",),
         (
             # Packed [text | conditions | audio | video]; ``mod_segments`` has a span for each, the targets last.
-            BlockList("blocks", _one("packed"), PackedStreams("mod_segments", 2, ("audio", "video"), "context")),
+            BlockList("blocks", _one("packed"), PackedStates("mod_segments", 2, ("audio", "video"), "context")),
         ),
         since=NEWER,
         left_alone="token_refiner: prepares the text, two small blocks",
@@ -152,8 +152,8 @@ FAMILIES = (
             BlockList(
                 "double_stream_layers",
                 (
-                    Stream("image", "img_hidden_states", position=0, output=0),
-                    Stream("text", "instruct_hidden_states", position=1, output=1),
+                    HiddenState("image", "img_hidden_states", position=0, output=0),
+                    HiddenState("text", "instruct_hidden_states", position=1, output=1),
                 ),
             ),
             BlockList("single_stream_layers", _one("joint", "hidden_states")),
@@ -169,7 +169,7 @@ FAMILIES = (
         (
             BlockList(
                 "double_stream_blocks",
-                (Stream("image", "image_tokens", output=0), Stream("text", "text_tokens", output=1)),
+                (HiddenState("image", "image_tokens", output=0), HiddenState("text", "text_tokens", output=1)),
             ),
             BlockList("single_stream_blocks", _one("joint", "image_tokens", None)),
         ),
@@ -190,8 +190,8 @@ FAMILIES = (
             BlockList(
                 "joint_blocks",
                 (
-                    Stream("text", "context", position=0, output=0, may_end=True),
-                    Stream("image", "x", position=1, output=1),
+                    HiddenState("text", "context", position=0, output=0, may_end=True),
+                    HiddenState("image", "x", position=1, output=1),
                 ),
             ),
         ),
@@ -205,7 +205,7 @@ FAMILIES = (
         (
             BlockList(
                 "double_layers",
-                (Stream("text", "c", position=0, output=0), Stream("image", "x", position=1, output=1)),
+                (HiddenState("text", "c", position=0, output=0), HiddenState("image", "x", position=1, output=1)),
             ),
             BlockList("single_layers", _one("joint", "cx")),
         ),
@@ -233,7 +233,7 @@ FAMILIES = (
         (
             BlockList(
                 "blocks",
-                (Stream("video", "x", position=0, output=0), Stream("text", "y", position=2, output=1)),
+                (HiddenState("video", "x", position=0, output=0), HiddenState("text", "y", position=2, output=1)),
             ),
         ),
         wrapper="apply_model",
@@ -295,7 +295,7 @@ FAMILIES = (
     Family(
         "SeedVR2",
         ("NaDiT",),
-        (BlockList("blocks", (Stream("video", "vid", output=0), Stream("text", "txt", output=1))),),
+        (BlockList("blocks", (HiddenState("video", "vid", output=0), HiddenState("text", "txt", output=1))),),
         wrapper="apply_model",
         since=NEWER,
         no_cache="it restores in one step, so there is nothing to skip",

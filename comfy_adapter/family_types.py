@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dbcache.layout import PackedStreams, Stream
+from ..stack.layout import HiddenState, PackedStates
 
 OLDEST, NEWER = "0.3.75", "0.33.0"  # the versions of ComfyUI that every family is tested on where it exists
 
@@ -14,8 +14,8 @@ class BlockList:
     """One module list of blocks: its attribute path under the diffusion model, and its calling convention."""
 
     path: str
-    streams: tuple[Stream, ...]
-    packed: PackedStreams | None = None
+    states: tuple[HiddenState, ...]
+    packed: PackedStates | None = None
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Family:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The names of what DBCache judges on its own: the streams of the first list."""
+        """The names of what DBCache judges on its own: the states of the first list."""
         first = self.lists[0]
         if first.packed is not None:
             return (first.packed.rest, *first.packed.last)
-        return tuple(stream.name for stream in first.streams)
+        return tuple(state.name for state in first.states)

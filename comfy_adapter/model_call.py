@@ -13,8 +13,8 @@ import torch
 
 from ..dbcache.gate import CallGate
 from ..dbcache.proving import StackProver
-from ..offload.hook_manager import HookManager
 from ..offload.schedule import Plan, head_plan
+from ..stack.hooks import HookManager
 from .families import find_stack, wrapper_of
 from .keys import RUN_KEY, WRAPPER_KEY
 from .model_streaming import Engine, current_engine

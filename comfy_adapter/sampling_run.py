@@ -10,11 +10,11 @@ import torch
 
 from ..dbcache.branches import CallInfo, base_name
 from ..dbcache.gate import CallGate, CallOutcome
-from ..dbcache.layout import StackLayout
 from ..dbcache.proving import StackProver
 from ..dbcache.session import DBCacheSession
 from ..dbcache.settings import DBCacheSettings
 from ..dbcache.steps import StepCounter
+from ..stack.layout import StackLayout
 from .control_ranges import ControlRanges, noise_levels, patches_acting
 from .families import BlockStack, find_stack, unwrapped
 from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY

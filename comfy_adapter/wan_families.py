@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..dbcache.layout import Stream
+from ..stack.layout import HiddenState
 from .family_types import NEWER, BlockList, Family
 
-_BLOCKS = (BlockList("blocks", (Stream("video", "x", position=0),)),)
+_BLOCKS = (BlockList("blocks", (HiddenState("video", "x", position=0),)),)
 
 WAN_FAMILIES = (
     Family("Wan", ("WanModel",), _BLOCKS, notes="Wan 2.1 and 2.2, text and image to video"),

@@ -108,7 +108,7 @@ class CacheContexts:
 
 
 def _calibrator_config(caching: Any, calibrator: str, order: int) -> Any:
-    # Every stream is forecast under a name of its own by the context's one calibrator, so none is needed for
+    # Every state is forecast under a name of its own by the context's one calibrator, so none is needed for
     # cache-dit's separate notion of encoder states.
     if calibrator in ("taylorseer", "secant", "sigma_taylor"):  # the pack's own take TaylorSeer's place in the context
         return caching.TaylorSeerCalibratorConfig(enable_encoder_calibrator=False, taylorseer_order=order)
@@ -182,35 +182,35 @@ class BranchContext:
         )
 
     def judge(self, residuals: dict[str, torch.Tensor]) -> tuple[bool, dict[str, float], str]:
-        """Ask cache-dit about every stream's Fn residual, once :meth:`known_miss` found nothing: all must agree.
+        """Ask cache-dit about every state's Fn residual, once :meth:`known_miss` found nothing: all must agree.
 
         Returns:
-            Whether the call hits, the relative difference of each stream that was measured, and the reason.
+            Whether the call hits, the relative difference of each state that was measured, and the reason.
         """
         self._forecaster.look(residuals)
         if self._mask_forces_hit():
             return True, {}, "mask: cached step"
         diffs: dict[str, float] = {}
         hit = True
-        for stream, residual in residuals.items():
+        for state, residual in residuals.items():
             self._forget_diff()
-            with self._ready_to_compare(f"{stream}_Fn_residual_buffer", residual.device):
-                hit = self._manager.can_cache(residual, prefix=f"{stream}_Fn_residual") and hit
+            with self._ready_to_compare(f"{state}_Fn_residual_buffer", residual.device):
+                hit = self._manager.can_cache(residual, prefix=f"{state}_Fn_residual") and hit
             diff = self._manager.get_current_step_residual_diff()
             if diff is not None and diff >= 0.0:
-                diffs[stream] = diff
+                diffs[state] = diff
         return hit, diffs, self._reason(hit, diffs)
 
     def _forget_diff(self) -> None:
-        # cache-dit keeps the first difference of a step only; every stream and every evaluation needs its own.
+        # cache-dit keeps the first difference of a step only; every state and every evaluation needs its own.
         self._context.residual_diffs.pop(str(self._manager.get_current_step()), None)
 
     def _reason(self, hit: bool, diffs: dict[str, float]) -> str:
         threshold = self._manager.get_residual_diff_threshold()
         if not diffs:
             return "threshold is 1" if hit else "nothing to compare with"
-        stream = max(diffs, key=diffs.__getitem__)
-        return f"threshold: {diffs[stream]:.4g} {'<' if hit else '>='} {threshold:g} ({stream})"
+        state = max(diffs, key=diffs.__getitem__)
+        return f"threshold: {diffs[state]:.4g} {'<' if hit else '>='} {threshold:g} ({state})"
 
     @property
     def kept_bytes(self) -> int:
@@ -228,12 +228,12 @@ class BranchContext:
         for name in names:
             self._manager.remove_buffer(f"{name}_Bn_residual_buffer")
 
-    def set_fn_residual(self, stream: str, residual: torch.Tensor) -> None:
+    def set_fn_residual(self, state: str, residual: torch.Tensor) -> None:
         """Keep the residual over the first blocks, to compare the next calls' with."""
         kept = self._kept(residual)
-        self._manager.set_Fn_buffer(kept, prefix=f"{stream}_Fn_residual")
-        if self._first_of_step(f"{stream}_Fn_residual"):
-            self._forecaster.anchor(stream, kept)
+        self._manager.set_Fn_buffer(kept, prefix=f"{state}_Fn_residual")
+        if self._first_of_step(f"{state}_Fn_residual"):
+            self._forecaster.anchor(state, kept)
 
     def set_middle_residual(self, name: str, residual: torch.Tensor) -> None:
         """Keep the residual over the middle blocks. A calibrator takes one sample a step: a second evaluation at

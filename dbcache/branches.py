@@ -1,4 +1,4 @@
-"""Branches: the conditioning streams of a run whose caches must never mix.
+"""Branches: the conditions of a run whose caches must never mix.
 
 A branch is known by everything that tells its calls apart. Whether cond and uncond come joined in one call or
 split into two, in whatever order, with other conditions between: each combination is just a branch.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ..stack.layout import Hidden
 from .backend import BranchContext
-from .layout import Hidden
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CallInfo:
         sigma: noise level of the call.
         conds: one identity for each condition in the call's batch, in order (ComfyUI's cond uuids).
         kinds: for each of them 0 (positive), 1 (negative) or a higher index.
-        setting: whatever else tells streams of calls apart: context window, replaced blocks.
+        setting: whatever else tells series of calls apart: context window, replaced blocks.
         control: describes the call's control input and what is scheduled on its weights; a change makes it a miss.
         closed: why no call may hit now (outside start/end percent), or an empty string.
     """

@@ -3,7 +3,7 @@
 They have the interface of cache-dit's calibrators, so that its contexts call them: ``mark_step_begin``, ``update``
 with a computed residual, ``approximate``. What they need beyond that the pack tells them: the noise level of the
 call, and the residual over the first blocks. Residuals over the middle blocks are known by name, one for each segment
-and stream; all are of one branch.
+and state; all are of one branch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Forecaster:
         """A call at noise level ``sigma`` begins."""
 
     def look(self, residuals: Mapping[str, torch.Tensor]) -> None:
-        """The Fn residual of each stream in a call that may be cached."""
+        """The Fn residual of each state in a call that may be cached."""
 
-    def anchor(self, stream: str, residual: torch.Tensor) -> None:
-        """The Fn residual of one stream in a computed call."""
+    def anchor(self, state: str, residual: torch.Tensor) -> None:
+        """The Fn residual of one state in a computed call."""
 
 
 class SecantCalibrator(Forecaster):
@@ -49,7 +49,7 @@ class SecantCalibrator(Forecaster):
     TaylorSeer's (arXiv 2503.06923).
 
     Each item of a batch has an ``h`` of its own; hidden states (tokens, width) without a batch have one for each
-    stream packed in them. A stream that is not among the first blocks' moves by all of them together.
+    state packed in them. A state that is not among the first blocks' moves by all of them together.
     """
 
     def __init__(self) -> None:
@@ -64,23 +64,23 @@ class SecantCalibrator(Forecaster):
         for kept in (self._anchors, self._changes, self._moves, self._rows, self._samples):
             kept.clear()
 
-    def anchor(self, stream: str, residual: torch.Tensor) -> None:
+    def anchor(self, state: str, residual: torch.Tensor) -> None:
         """Take the Fn residual of a full step, any shape."""
-        last = self._anchors.get(stream)
-        self._changes.pop(stream, None)
-        self._moves.pop(stream, None)
+        last = self._anchors.get(state)
+        self._changes.pop(state, None)
+        self._moves.pop(state, None)
         if last is not None and last.shape == residual.shape:
-            self._changes[stream] = residual - last
-        self._anchors[stream] = residual
+            self._changes[state] = residual - last
+        self._anchors[state] = residual
 
     def look(self, residuals: Mapping[str, torch.Tensor]) -> None:
         """Measure how far the Fn residuals have moved."""
-        for stream, fresh in residuals.items():
-            change = self._changes.get(stream)
+        for state, fresh in residuals.items():
+            change = self._changes.get(state)
             if change is not None and change.shape == fresh.shape:
-                moved = fresh.to(change.device) - self._anchors[stream]
-                self._moves[stream] = (_products(moved, change), _products(change, change))
-                self._rows[stream] = len(fresh)
+                moved = fresh.to(change.device) - self._anchors[state]
+                self._moves[state] = (_products(moved, change), _products(change, change))
+                self._rows[state] = len(fresh)
 
     def update(self, residual: torch.Tensor, name: str) -> None:
         """Take a computed residual over the middle blocks."""
@@ -95,13 +95,13 @@ class SecantCalibrator(Forecaster):
         return torch.lerp(kept[0], kept[1], (1.0 + horizon).to(kept[1].dtype))
 
     def _horizon(self, name: str, residual: torch.Tensor) -> torch.Tensor | None:
-        own = self._moves.get(_stream_of(name))
+        own = self._moves.get(_state_of(name))
         if own is not None:
             return _ratio(*own)
         if not self._moves:
             return None
-        if residual.dim() == 2 and sum(self._rows[stream] for stream in self._moves) == len(residual):
-            spans = [_ratio(*move).expand(self._rows[stream], 1) for stream, move in self._moves.items()]
+        if residual.dim() == 2 and sum(self._rows[state] for state in self._moves) == len(residual):
+            spans = [_ratio(*move).expand(self._rows[state], 1) for state, move in self._moves.items()]
             return torch.cat(spans)
         moves = list(self._moves.values())
         if any(along.shape != moves[0][0].shape for along, _ in moves):
@@ -180,8 +180,8 @@ def _keep_last(kept: list[torch.Tensor], newest: torch.Tensor, most: int) -> Non
     del kept[:-most]
 
 
-def _stream_of(name: str) -> str:
-    """The stream in a middle residual's name: ``0_image_Bn_residual`` is of ``image``."""
+def _state_of(name: str) -> str:
+    """The state in a middle residual's name: ``0_image_Bn_residual`` is of ``image``."""
     return name.partition("_")[2].removesuffix("_Bn_residual")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from .layout import PlacedSegment, StackLayout
+from ..stack.layout import PlacedSegment, StackLayout
 
 
 class StackRoute:

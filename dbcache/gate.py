@@ -1,6 +1,6 @@
 """The gate of one model call: runs the first Fn blocks, decides, and on a hit stands in for the middle ones.
 
-Scheme (measured over every family of ComfyUI): on a computed call keep, for each segment and stream, the
+Scheme (measured over every family of ComfyUI): on a computed call keep, for each segment and state, the
 residual from the input of the first middle block to the output of the last. On a hit compute
 ``y = input of the first skipped block + residual`` once, let the skipped blocks return their inputs, and return
 ``y`` from the last skipped one. Adding the residual at the first skipped block instead would count what the
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..stack.layout import Hidden, PlacedSegment
 from .branches import Branch, CallInfo, base_name
 from .following import Follower
-from .layout import Hidden, PlacedSegment
 
 if TYPE_CHECKING:
     from .session import DBCacheSession
@@ -134,7 +134,7 @@ class CallGate:
     def _judge(self, placed: PlacedSegment, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         residuals = self._residuals(placed.segment.read_outputs(result))
         if residuals is not None:
-            residuals = placed.segment.judged_streams(residuals, args, kwargs)
+            residuals = placed.segment.judged_states(residuals, args, kwargs)
         if residuals is None:
             self._lost(f"block {self._route.judged_at} does not return what its family's table entry says")
             return
@@ -150,8 +150,8 @@ class CallGate:
             return
         self._branch.recorded = False
         with self._session.keeping():
-            for stream, residual in residuals.items():
-                context.set_fn_residual(stream, residual)
+            for state, residual in residuals.items():
+                context.set_fn_residual(state, residual)
 
     def _stand_in(
         self, index: int, placed: PlacedSegment, middle: range, forward: Forward, args: tuple, kwargs: dict[str, Any]
@@ -184,9 +184,9 @@ class CallGate:
         )
 
     def _kept_shapes(self, placed: PlacedSegment) -> dict[str, torch.Size]:
-        """Return the shapes of the kept residuals over the middle of a segment, by stream: those that go on."""
+        """Return the shapes of the kept residuals over the middle of a segment, by state: those that go on."""
         shapes = self._branch.shapes
-        names = (stream.name for stream in placed.segment.streams)
+        names = (state.name for state in placed.segment.states)
         return {name: shapes[_residual_name(placed, name)] for name in names if _residual_name(placed, name) in shapes}
 
     def _forecast(self, placed: PlacedSegment, hidden: Hidden) -> None:
@@ -239,7 +239,7 @@ class CallGate:
             self._before = {name: value.clone() for name, value in hidden.items()}
 
     def _residuals(self, after: Hidden | None) -> Hidden | None:
-        """Return after - before of every stream in ``after``, written over the ``before`` copies; None if they do not
+        """Return after - before of every state in ``after``, written over the ``before`` copies; None if they do not
         match."""
         before, self._before = self._before, {}
         if not after or not after.keys() <= before.keys():
@@ -258,6 +258,6 @@ def _captured() -> str:
     return "blocks are captured into CUDA graphs" if capturing else ""
 
 
-def _residual_name(placed: PlacedSegment, stream: str) -> str:
-    """A name for one residual: streams of two segments may be called alike."""
-    return f"{placed.start}_{stream}"
+def _residual_name(placed: PlacedSegment, state: str) -> str:
+    """A name for one residual: states of two segments may be called alike."""
+    return f"{placed.start}_{state}"

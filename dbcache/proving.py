@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ..stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 from .branches import CallInfo, base_name
 from .gate import CallOutcome
-from .layout import PlacedSegment, Segment, StackLayout, Stream
 
 Slot = tuple[int | str, int | None]
 
@@ -60,14 +60,14 @@ class StackProver:
         """Return the proven layout; ``None`` when there is none, for the reason in ``why``. Valid after finish."""
         if self.why or not self._slots:
             return None
-        streams = []
+        states = []
         for output, slots in enumerate(self._slots):
             place, item = min(slots, key=str)
             position = place if isinstance(place, int) else None
-            name = f"stream {output}" if len(self._slots) > 1 else "hidden"
+            name = f"state {output}" if len(self._slots) > 1 else "hidden"
             argument = place if isinstance(place, str) else ""
-            streams.append(Stream(name, argument, position, item, None if self._bare else output))
-        return StackLayout((PlacedSegment(Segment(tuple(streams)), 0, self._total),))
+            states.append(HiddenState(name, argument, position, item, None if self._bare else output))
+        return StackLayout((PlacedSegment(Segment(tuple(states)), 0, self._total),))
 
     def _look(self, index: int, args: tuple, kwargs: dict[str, Any]) -> None:
         if index != self._next:

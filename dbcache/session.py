@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
+from ..stack.layout import Hidden, StackLayout
 from .backend import CacheContexts
 from .branches import Branch, CallInfo, branch_name, shape_key
 from .following import StackRoute
 from .gate import CallGate
-from .layout import Hidden, StackLayout
 from .settings import DBCacheSettings, settings_for_run
 
 log = logging.getLogger("dit_layerwise_offload.dbcache")

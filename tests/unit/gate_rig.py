@@ -9,7 +9,7 @@ from pack.comfy_adapter.families import find_stack
 from pack.dbcache.branches import CallInfo
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
-from pack.offload.hook_manager import HookManager
+from pack.stack.hooks import HookManager
 
 TOKENS = 10
 

@@ -10,7 +10,7 @@ from doubles.toy_stacks import WIDTH
 from gate_rig import TOKENS, GateRig, custom
 from pack.dbcache.branches import CallInfo
 from pack.dbcache.memory import Compared, tensor_bytes
-from pack.offload.hook_manager import HookManager
+from pack.stack.hooks import HookManager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 each_shape = pytest.mark.parametrize("shape", ["out_of_place", "in_place", "double_single", "two_streams"])

@@ -28,9 +28,9 @@ def test_entries_are_complete(family):
     assert family.since in TESTED
     assert family.wrapper in ("diffusion_model", "apply_model")
     for block_list in family.lists:
-        outputs = [stream.output for stream in block_list.streams]
+        outputs = [state.output for state in block_list.states]
         assert outputs == [None] or sorted(outputs) == list(range(len(outputs)))
-        assert len({stream.name for stream in block_list.streams}) == len(block_list.streams)
+        assert len({state.name for state in block_list.states}) == len(block_list.states)
 
 
 def test_only_the_exact_class_is_taken():

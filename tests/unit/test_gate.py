@@ -301,7 +301,7 @@ def test_a_change_of_control_makes_the_next_call_a_miss():
 
 def _with_signature(rig, step, control, signature):
     from pack.dbcache.branches import CallInfo
-    from pack.offload.hook_manager import HookManager
+    from pack.stack.hooks import HookManager
 
     gate = rig.session.begin_call(CallInfo(step=step, sigma=0.5, conds=("a",), kinds=(0,), control=signature))
     with HookManager(rig.blocks, [gate]):
@@ -339,7 +339,7 @@ def test_a_call_the_gate_cannot_follow_is_exact_and_its_branch_stops(shape, miss
 
     def call(step):
         from pack.dbcache.branches import CallInfo
-        from pack.offload.hook_manager import HookManager
+        from pack.stack.hooks import HookManager
 
         gate = rig.session.begin_call(CallInfo(step=step, sigma=0.5, conds=("a",), kinds=(0,)))
         victim = rig.blocks[missing]
@@ -369,7 +369,7 @@ def test_a_block_that_runs_twice_is_noticed():
     rig.call(0)
     twice = rig.blocks[4]
     from pack.dbcache.branches import CallInfo
-    from pack.offload.hook_manager import HookManager
+    from pack.stack.hooks import HookManager
 
     gate = rig.session.begin_call(CallInfo(step=1, sigma=0.5, conds=("a",), kinds=(0,)))
     with HookManager(rig.blocks, [gate]):

@@ -6,10 +6,10 @@ import cache_dit
 import pytest
 import torch
 from pack.dbcache.branches import CallInfo
-from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
-from pack.offload.hook_manager import HookManager
+from pack.stack.hooks import HookManager
+from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
 STEPS = 20
 TOTAL = 12
@@ -97,7 +97,7 @@ def ours(
         calibrator_order=order,
         scm=scm,
     )
-    segment = Segment((Stream("hidden", "hidden_states", position=0),))
+    segment = Segment((HiddenState("hidden", "hidden_states", position=0),))
     session = DBCacheSession(settings, STEPS, StackLayout((PlacedSegment(segment, 0, TOTAL),)))
     outputs, hits = [], []
     for step in range(STEPS):

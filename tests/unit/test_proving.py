@@ -9,7 +9,7 @@ import pytest
 import torch
 from pack.dbcache.branches import CallInfo
 from pack.dbcache.proving import StackProver
-from pack.offload.hook_manager import HookManager
+from pack.stack.hooks import HookManager
 
 BLOCKS = 5
 
@@ -53,19 +53,19 @@ def segment_of(prover):
 
 
 def test_one_positional_stream():
-    [stream] = segment_of(prove(lambda x: x + 1, chain)).streams
-    assert (stream.position, stream.item, stream.output) == (0, None, None)
+    [state] = segment_of(prove(lambda x: x + 1, chain)).states
+    assert (state.position, state.item, state.output) == (0, None, None)
 
 
 def test_in_place_blocks_return_one_object():
-    [stream] = segment_of(prove(lambda x: x.add_(1), chain)).streams
-    assert (stream.position, stream.output) == (0, None)
+    [state] = segment_of(prove(lambda x: x.add_(1), chain)).states
+    assert (state.position, state.output) == (0, None)
 
 
 def test_a_keyword_stream():
     prover = prove(lambda temb, x: x + temb, lambda blocks: chain(blocks, lambda b, x: b(temb=1.0, x=x)))
-    [stream] = segment_of(prover).streams
-    assert (stream.argument, stream.position) == ("x", None)
+    [state] = segment_of(prover).states
+    assert (state.argument, state.position) == ("x", None)
 
 
 def test_two_streams_that_return_in_the_other_order():
@@ -74,7 +74,7 @@ def test_two_streams_that_return_in_the_other_order():
         for block in blocks:
             text, image = block(img=image, txt=text)
 
-    first, second = segment_of(prove(lambda img, txt: (txt + 1, img + 1), loop)).streams
+    first, second = segment_of(prove(lambda img, txt: (txt + 1, img + 1), loop)).states
     assert [(one.argument, one.output) for one in (first, second)] == [("txt", 0), ("img", 1)]
 
 
@@ -84,8 +84,8 @@ def test_a_tuple_of_streams_in_one_argument():
         for block in blocks:
             pair = block(pair)
 
-    streams = segment_of(prove(lambda x: (x[0].add_(1), x[1].add_(1)), loop)).streams
-    assert [(one.position, one.item, one.output) for one in streams] == [(0, 0, 0), (0, 1, 1)]
+    states = segment_of(prove(lambda x: (x[0].add_(1), x[1].add_(1)), loop)).states
+    assert [(one.position, one.item, one.output) for one in states] == [(0, 0, 0), (0, 1, 1)]
 
 
 def pairs(blocks):

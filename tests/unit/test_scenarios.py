@@ -244,5 +244,5 @@ def test_machines_of_the_matrix_are_placed_within_their_budgets():
 
 
 def test_trajectories_are_small():
-    assert SigmaDrift({"video": 12.0, "audio": 3.0}, 2.5, 50).streams == ("video", "audio")
+    assert SigmaDrift({"video": 12.0, "audio": 3.0}, 2.5, 50).states == ("video", "audio")
     assert GivenPattern([False, True]).residual("hidden", 1).dtype == torch.float64

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pack.dbcache.layout import PlacedSegment, Segment, StackLayout, Stream
 from pack.dbcache.session import DBCacheSession
 from pack.dbcache.settings import DBCacheSettings
+from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
 STEPS = 10
-LAYOUT = StackLayout((PlacedSegment(Segment((Stream("image", "x", position=0, output=None),)), 0, 8),))
+LAYOUT = StackLayout((PlacedSegment(Segment((HiddenState("image", "x", position=0, output=None),)), 0, 8),))
 FREE = {"preset": "custom", "fn": 1, "bn": 1, "warmup_steps": 0, "max_continuous": -1, "compute_last_step": False}
 
 

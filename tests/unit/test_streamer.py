@@ -8,10 +8,10 @@ import pytest
 import torch
 from doubles.virtual_device import RaceError, VirtualDevice
 from pack.offload.block_weights import BlockWeights
-from pack.offload.hook_manager import HookManager
 from pack.offload.residency import streamed_blocks
 from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
+from pack.stack.hooks import HookManager
 
 WIDTH = 8
 BLOCK_BYTES = WIDTH * WIDTH * 4

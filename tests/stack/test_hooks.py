@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 from doubles.toy_stacks import SHAPES, blocks_of
-from pack.offload.hook_manager import HookManager
+from pack.stack.hooks import HookManager
 
 
 class Passing:

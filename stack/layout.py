@@ -1,6 +1,6 @@
 """How hidden states travel through a block stack: pure descriptions and the functions that read them.
 
-A *segment* is a run of blocks with one calling convention, a *stream* one hidden state that is judged on its
+A *segment* is a run of blocks with one calling convention, a *state* one hidden state that is judged on its
 own. The descriptions are data, so that a model family is a table entry and not a branch in the gate.
 """
 
@@ -16,7 +16,7 @@ Hidden = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Stream:
+class HiddenState:
     """One hidden state of a segment.
 
     Attributes:
@@ -37,10 +37,10 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class PackedStreams:
-    """Streams that share one hidden state, packed along its first dimension.
+class PackedStates:
+    """States that share one tensor, packed along its first dimension.
 
-    One argument of the block lists the spans, each beginning with (start, stop). The last spans are the streams
+    One argument of the block lists the spans, each beginning with (start, stop). The last spans are the states
     in ``last``, in order; all before them are judged together as ``rest``.
     """
 
@@ -50,7 +50,7 @@ class PackedStreams:
     rest: str
 
     def split(self, hidden: torch.Tensor, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
-        """Return views of ``hidden`` by stream; ``None`` when the spans are not as described."""
+        """Return views of ``hidden`` by state; ``None`` when the spans are not as described."""
         spans = _argument(self.argument, self.position, args, kwargs)
         if not isinstance(spans, list | tuple) or len(spans) < len(self.last):
             return None
@@ -62,44 +62,44 @@ class PackedStreams:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of blocks with one calling convention; ``packed`` says how one hidden state holds several streams."""
+    """A run of blocks with one calling convention; ``packed`` says how one tensor holds several states."""
 
-    streams: tuple[Stream, ...]
-    packed: PackedStreams | None = None
+    states: tuple[HiddenState, ...]
+    packed: PackedStates | None = None
 
     def read_inputs(self, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
         """Return the hidden states a block is called with; ``None`` when the call does not look as described."""
         hidden: Hidden = {}
-        for stream in self.streams:
-            value = _hidden_argument(stream, args, kwargs)
+        for state in self.states:
+            value = _hidden_argument(state, args, kwargs)
             if not isinstance(value, torch.Tensor):
                 return None
-            hidden[stream.name] = value
+            hidden[state.name] = value
         return hidden
 
     def read_outputs(self, result: Any) -> Hidden | None:
-        """Return the hidden states a block returned, without streams that end there; ``None`` when the result does
+        """Return the hidden states a block returned, without states that end there; ``None`` when the result does
         not look as described."""
-        if self.streams[0].output is None:
-            return {self.streams[0].name: result} if isinstance(result, torch.Tensor) else None
-        if not isinstance(result, tuple | list) or len(result) != len(self.streams):
+        if self.states[0].output is None:
+            return {self.states[0].name: result} if isinstance(result, torch.Tensor) else None
+        if not isinstance(result, tuple | list) or len(result) != len(self.states):
             return None
-        ended = {stream.name for stream in self.streams if stream.may_end and result[stream.output] is None}
-        hidden = {stream.name: result[stream.output] for stream in self.streams if stream.name not in ended}
+        ended = {state.name for state in self.states if state.may_end and result[state.output] is None}
+        hidden = {state.name: result[state.output] for state in self.states if state.name not in ended}
         return hidden if all(isinstance(value, torch.Tensor) for value in hidden.values()) else None
 
-    def judged_streams(self, residuals: Hidden, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
+    def judged_states(self, residuals: Hidden, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
         """Return the residuals to be judged one by one, views of ``residuals``; ``None`` if they cannot be told."""
         if self.packed is None:
             return residuals
-        return self.packed.split(residuals[self.streams[0].name], args, kwargs)
+        return self.packed.split(residuals[self.states[0].name], args, kwargs)
 
     def build_output(self, hidden: Hidden) -> Any:
-        """Return what a block would return for these hidden states; ``None`` for streams that are not among them."""
-        if self.streams[0].output is None:
-            return hidden[self.streams[0].name]
-        ordered = sorted(self.streams, key=lambda stream: stream.output)
-        return tuple(hidden.get(stream.name) for stream in ordered)
+        """Return what a block would return for these hidden states; ``None`` for states that are not among them."""
+        if self.states[0].output is None:
+            return hidden[self.states[0].name]
+        ordered = sorted(self.states, key=lambda state: state.output)
+        return tuple(hidden.get(state.name) for state in ordered)
 
 
 def _argument(name: str, position: int | None, args: tuple, kwargs: Mapping[str, Any]) -> Any:
@@ -108,11 +108,11 @@ def _argument(name: str, position: int | None, args: tuple, kwargs: Mapping[str,
     return args[position] if position is not None and position < len(args) else None
 
 
-def _hidden_argument(stream: Stream, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    value = _argument(stream.argument, stream.position, args, kwargs)
-    if stream.item is None:
+def _hidden_argument(state: HiddenState, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    value = _argument(state.argument, state.position, args, kwargs)
+    if state.item is None:
         return value
-    return value[stream.item] if isinstance(value, tuple | list) and stream.item < len(value) else None
+    return value[state.item] if isinstance(value, tuple | list) and state.item < len(value) else None
 
 
 @dataclass(frozen=True)
