@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from dev.packages import REPOSITORY
+
 from . import gpu
-from .bare_packages import REPOSITORY
 from .costs import costs, import_time
 from .gpu_comfyui import measure_comfyui
 from .machine import describe_machine
@@ -24,8 +25,9 @@ log = logging.getLogger("dit_layerwise_offload.bench")
 
 def end_to_end(arguments: argparse.Namespace) -> Part:
     """Run the end-to-end part, with ComfyUI in this process."""
+    from dev.comfyui import LoadedPack, start_comfyui
+
     from .end_to_end import ROUNDS, compare, find_example, toy_digits
-    from .headless import LoadedPack, start_comfyui
 
     if not os.environ.get("COMFYUI_PATH"):
         return Part("end_to_end", "Sampling in ComfyUI", skipped="COMFYUI_PATH is not set")

@@ -13,17 +13,18 @@ import time
 from collections.abc import Callable
 
 import torch
-from pack.dbcache.branches import CallInfo
+from pack.dbcache.calls import CallInfo
+from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
-from pack.dbcache.settings import DBCacheSettings
 from pack.offload.block_weights import BlockWeights
-from pack.offload.device import SynchronousDevice
+from pack.offload.devices.synchronous import SynchronousDevice
 from pack.offload.slots import Slot
 from pack.offload.streamer import BlockStreamer
 from pack.stack.hooks import HookManager
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
-from .bare_packages import REPOSITORY
+from dev.packages import REPOSITORY
+
 from .tables import Part
 
 BLOCKS = 50
@@ -132,15 +133,17 @@ def costs() -> Part:
 def import_time() -> Part:
     """Measure what ComfyUI spends on importing the pack's entry point and nodes."""
     script = (
-        "import importlib.util, sys, time; sys.path.insert(0, sys.argv[1] + '/bench');"
-        "from headless import start_comfyui; start_comfyui('--cpu'); import nodes, comfy_api.latest;"
+        "import importlib.util, sys, time;"
+        "from dev.comfyui import start_comfyui; start_comfyui('--cpu'); import nodes, comfy_api.latest;"
         "spec = importlib.util.spec_from_file_location('pack', sys.argv[1] + '/__init__.py');"
         "sys.modules['pack'] = module = importlib.util.module_from_spec(spec);"
         "started = time.perf_counter(); spec.loader.exec_module(module);"
         "print((time.perf_counter() - started) * 1e3)"
     )
     command = [sys.executable, "-c", script, str(REPOSITORY)]
-    results = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(IMPORTS)]
+    results = [
+        subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY) for _ in range(IMPORTS)
+    ]
     milliseconds = statistics.median(float(result.stdout.split()[-1]) for result in results)
     return Part(
         "import",

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from . import demo
+from dev import demo
+
 from .tables import Part
 
 ROUNDS = 5
@@ -91,7 +92,7 @@ def compare(example: Example, pack: Any, rounds: int = ROUNDS) -> Part:
 
     Args:
         example: the model.
-        pack: the pack as ComfyUI loaded it (``headless.LoadedPack``).
+        pack: the pack as ComfyUI loaded it (``dev.comfyui.LoadedPack``).
         rounds: how many; one more comes first to warm up.
     """
     plain = example.plain

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from pack.offload.auto import Placement, choose_placement
 from pack.offload.block_weights import BlockWeights
-from pack.offload.device import OffloadDevice, offload_device
+from pack.offload.devices import OffloadDevice, offload_device
+from pack.offload.placement import Placement, choose_placement
 
 from .random_blocks import BlockShape, HostWeights, blocks_over, host_weights, pinned_weights
 from .settings import cache_settings

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from .bare_packages import REPOSITORY
 from .end_to_end import COLUMNS as SAMPLING_COLUMNS
 from .gpu import CAPS_GB
 from .tables import Part
@@ -31,7 +30,7 @@ def end_to_end_under(cap: float, model: str = MODEL) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         words = ["end_to_end", "--json", str(results), "--model", model, "--vram-gb", str(cap), "--rounds", "3"]
-        command = [sys.executable, str(REPOSITORY / "bench" / "run.py"), *words]
+        command = [sys.executable, "-m", "bench", *words]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"under {cap} GB: {(done.stdout + done.stderr)[-2000:]}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .bare_packages import REPOSITORY
+from dev.packages import REPOSITORY
 
 CARD_FIELDS = ("name", "driver_version", "pcie.link.gen.max", "pcie.link.gen.current", "pcie.link.width.current")
 LOAD_BYTES = 2**28

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from doubles.virtual_device import VirtualDevice, VirtualEvent
 from pack.offload.block_weights import BlockWeights
+from pack.offload.devices.virtual import VirtualDevice, VirtualEvent
 from pack.offload.schedule import Plan
 from pack.offload.slots import Slot, SlotPool
 from pack.offload.streamer import BlockStreamer

@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import statistics
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,14 +22,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import torch
-from bare_packages import REPOSITORY, bare_package
-from headless import LoadedPack, start_comfyui
-from quality_methods import Method, all_methods
-from quality_report import choose, draw_chart, write_table
 from tqdm import tqdm
+
+from dev.comfyui import LoadedPack, start_comfyui
+from dev.packages import REPOSITORY
+
+from .quality_methods import Method, all_methods
+from .quality_report import choose, draw_chart, write_table
 
 CFG = 2.5
 SCHEDULER = "simple"
@@ -169,7 +168,6 @@ def versions() -> dict[str, str]:
     """Return what the figures were made with."""
     from importlib.metadata import version
 
-    bare_package("pack")
     from pack.toy.checkpoint import load_info
 
     host = Path(os.environ["COMFYUI_PATH"])

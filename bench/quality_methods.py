@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headless import LoadedPack
+from dev.comfyui import LoadedPack
 
 THRESHOLDS = (0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65)
 FEWER_THRESHOLDS = (0.08, 0.12, 0.2, 0.3, 0.4, 0.5)

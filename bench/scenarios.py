@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from pack.offload.auto import Placement, choose_placement
+from pack.offload.placement import Placement, choose_placement
 from pack.offload.residency import streamed_blocks
 from pack.offload.timing import BlockTiming
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pack.dbcache.settings import DBCacheSettings
+from pack.dbcache.rules import DBCacheSettings
 
 
 def cache_settings(

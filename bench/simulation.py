@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from doubles.virtual_device import VirtualDevice
-from pack.dbcache.branches import CallInfo
-from pack.dbcache.gate import CallOutcome
+from pack.dbcache.calls import CallInfo, CallOutcome
+from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
-from pack.dbcache.settings import DBCacheSettings
 from pack.offload.block_weights import BlockWeights
+from pack.offload.devices.virtual import VirtualDevice
 from pack.offload.schedule import Plan
 from pack.stack.hooks import HookManager
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from pack.dbcache.branches import CallInfo
+from pack.dbcache.calls import CallInfo
+from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
-from pack.dbcache.settings import DBCacheSettings
-from pack.offload.auto import Placement
 from pack.offload.block_weights import BlockWeights
-from pack.offload.device import OffloadDevice
+from pack.offload.devices.base import OffloadDevice
+from pack.offload.placement import Placement
 from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
 from pack.stack.hooks import HookManager

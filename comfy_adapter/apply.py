@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from ..dbcache.backend import load_cache_dit
-from ..dbcache.settings import DBCacheSettings
-from ..offload.device import check_torch
+from ..dbcache.cache_dit import load_cache_dit
+from ..dbcache.rules import DBCacheSettings
+from ..offload.devices import check_torch
 from ..pictures.run_chart import blank, draw_message, draw_run
-from .dynamic_vram import plain_copy
-from .families import find_stack
+from .families.find import find_stack
 from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
-from .model_call import add_wrappers
-from .neighbours import whole_step_cache
-from .offload_settings import OffloadSettings
-from .patcher import layerwise_patcher, with_new_identity
-from .report import NO_RUN, NOT_OURS, ReportBox
+from .sampling.neighbours import whole_step_cache
+from .sampling.report import NO_RUN, NOT_OURS, ReportBox
+from .sampling.wrappers import add_wrappers
+from .streaming.dynamic_vram import plain_copy
+from .streaming.patcher import layerwise_patcher, with_new_identity
+from .streaming.settings import OffloadSettings
 from .versions import is_dynamic, keeps_everything_on_device
 
 log = logging.getLogger("dit_layerwise_offload")

@@ -10,30 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..stack.layout import Hidden
-from .backend import BranchContext
-
-
-@dataclass(frozen=True)
-class CallInfo:
-    """What is known about one model call before its first block runs.
-
-    Attributes:
-        step: sampler step, from 0.
-        sigma: noise level of the call.
-        conds: one identity for each condition in the call's batch, in order (ComfyUI's cond uuids).
-        kinds: for each of them 0 (positive), 1 (negative) or a higher index.
-        setting: whatever else tells series of calls apart: context window, replaced blocks.
-        control: describes the call's control input and what is scheduled on its weights; a change makes it a miss.
-        closed: why no call may hit now (outside start/end percent), or an empty string.
-    """
-
-    step: int
-    sigma: float
-    conds: tuple[Hashable, ...] = ()
-    kinds: tuple[int, ...] = ()
-    setting: Hashable = ()
-    control: Hashable = ()
-    closed: str = ""
+from .cache_dit import BranchContext
+from .calls import base_name
 
 
 @dataclass
@@ -56,14 +34,6 @@ class Branch:
 def shape_key(hidden: Hidden) -> Hashable:
     """Return the part of a branch's key that the hidden states themselves carry."""
     return tuple((name, tuple(value.shape), value.dtype, value.device) for name, value in hidden.items())
-
-
-KIND_NAMES = ("cond", "uncond")
-
-
-def base_name(kinds: Sequence[int]) -> str:
-    """Return a readable name for the conditions of a call, for example ``uncond+cond``."""
-    return "+".join(KIND_NAMES[kind] if kind < len(KIND_NAMES) else f"cond{kind}" for kind in kinds) or "call"
 
 
 def branch_name(kinds: Sequence[int], taken: Sequence[str]) -> str:

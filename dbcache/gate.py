@@ -12,29 +12,19 @@ The first-block comparison is First Block Cache's, generalised to Fn and Bn by c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..stack.layout import Hidden, PlacedSegment
-from .branches import Branch, CallInfo, base_name
-from .following import Follower
+from .block_order import Follower
+from .branches import Branch
+from .calls import CallInfo, CallOutcome, base_name
 
 if TYPE_CHECKING:
     from .session import DBCacheSession
 
 Forward = Callable[..., Any]
-
-
-@dataclass
-class CallOutcome:
-    """What became of one call: plain numbers, no tensors."""
-
-    branch: str
-    hit: bool
-    reason: str
-    diffs: dict[str, float] = field(default_factory=dict)
 
 
 class CallGate:

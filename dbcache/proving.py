@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ..stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
-from .branches import CallInfo, base_name
-from .gate import CallOutcome
+from .calls import CallInfo, CallOutcome, base_name
 
 Slot = tuple[int | str, int | None]
 

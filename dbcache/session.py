@@ -7,11 +7,12 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 from ..stack.layout import Hidden, StackLayout
-from .backend import CacheContexts
-from .branches import Branch, CallInfo, branch_name, shape_key
-from .following import StackRoute
+from .block_order import StackRoute
+from .branches import Branch, branch_name, shape_key
+from .cache_dit import CacheContexts
+from .calls import CallInfo
 from .gate import CallGate
-from .settings import DBCacheSettings, settings_for_run
+from .rules import DBCacheSettings, settings_for_run
 
 log = logging.getLogger("dit_layerwise_offload.dbcache")
 

@@ -144,7 +144,7 @@ class DiTDBCache(io.ComfyNode):
         compute_last_step: bool = True,
     ) -> io.NodeOutput:
         from ..comfy_adapter.apply import apply_dbcache
-        from ..dbcache.settings import DBCacheSettings
+        from ..dbcache.rules import DBCacheSettings
 
         settings = DBCacheSettings(
             preset=preset,

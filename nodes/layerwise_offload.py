@@ -90,7 +90,7 @@ class DiTLayerwiseOffload(io.ComfyNode):
         lora: str,
     ) -> io.NodeOutput:
         from ..comfy_adapter.apply import apply_layerwise_offload
-        from ..comfy_adapter.offload_settings import OffloadSettings
+        from ..comfy_adapter.streaming.settings import OffloadSettings
 
         settings = OffloadSettings(
             engine, resident_blocks, vram_budget_gb, residency_policy, prefetch_blocks, pin_memory, lora

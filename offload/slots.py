@@ -7,7 +7,7 @@ import logging
 import torch
 
 from .block_weights import BlockWeights
-from .device import Event, OffloadDevice
+from .devices.base import Event, OffloadDevice
 
 log = logging.getLogger("dit_layerwise_offload.offload")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .block_weights import BlockWeights
-from .device import OffloadDevice
+from .devices.base import OffloadDevice
 from .schedule import Plan, learned_order, ran_whole, upcoming_either_way, upcoming_streamed
 from .slots import Slot, SlotPool
 from .timing import BlockTiming, CallTimer

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .device import Event, OffloadDevice
+from .devices.base import Event, OffloadDevice
 
 log = logging.getLogger("dit_layerwise_offload.offload")
 

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 import torch
-from doubles.toy_stacks import SHAPES, blocks_of
 from pack.stack.hooks import HookManager
+from rigs.toy_stacks import SHAPES, blocks_of
 
 
 class Passing:
@@ -122,7 +122,7 @@ def test_a_failure_while_the_hooks_go_on_takes_them_off_again():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_signatures_stay_readable(shape):
-    from doubles.mock_comfy import wrap_diffusion_model
+    from rigs.mock_comfy import wrap_diffusion_model
 
     blocks = blocks_of(SHAPES[shape](0, wrap_diffusion_model))
     before = [inspect.signature(block.forward) for block in blocks]

@@ -1,0 +1,262 @@
+"""One sampling run: which step and branch each model call belongs to, and what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...dbcache.calls import CallInfo, CallOutcome, base_name
+from ...dbcache.gate import CallGate
+from ...dbcache.proving import StackProver
+from ...dbcache.rules import DBCacheSettings
+from ...dbcache.session import DBCacheSession
+from ...dbcache.steps import StepCounter
+from ...stack.layout import StackLayout
+from ..families.find import BlockStack, find_stack, unwrapped
+from ..keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
+from ..versions import comfyui_version, keeping_context
+from .control_ranges import ControlRanges, levels_at, patches_acting
+from .neighbours import whole_step_cache
+from .noise_levels import SigmaReader, foretold_levels
+from .progress import show_on_node
+from .report import CallRecord, ReportBox, RunReport
+
+log = logging.getLogger("dit_layerwise_offload.run")
+
+NO_CACHE = "DBCache is not on this model"
+NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
+COMPILED_WHOLE = (
+    "The model is compiled as a whole: nothing of it runs compiled while DiT Layerwise Offload or DBCache is on it."
+    " Compile its blocks one by one instead."
+)
+
+
+class SamplingRun:
+    """Made when sampling starts and closed when it ends, also by an error or an interrupt.
+
+    Args:
+        patcher: the model patcher that is sampled.
+        sigmas: the schedule, of shape (steps + 1,).
+        sampler: ComfyUI's sampler object.
+        conds: the guider's lists of conditions, by name.
+    """
+
+    def __init__(self, patcher: Any, sigmas: torch.Tensor, sampler: Any = None, conds: Any = None) -> None:
+        self._model = patcher.model
+        self._root = unwrapped(patcher.model.diffusion_model)
+        stack = find_stack(self._root)
+        self.counter = StepCounter(sigmas.tolist())
+        self._levels = SigmaReader(foretold_levels(sampler, sigmas, patcher))
+        self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
+        engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
+        self._report = RunReport(
+            model=type(patcher.model).__name__,
+            patcher=type(patcher).__name__,
+            comfyui=comfyui_version(),
+            engine=engine,
+            engine_reason=reason,
+            steps=self.counter.steps,
+            blocks=len(stack.blocks),
+        )
+        settings: DBCacheSettings | None = patcher.attachments.get(DBCACHE_KEY)
+        self._settings = settings
+        self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
+        self._unproven = ""
+        self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
+        self.session: DBCacheSession | None = None
+        self._controls = ControlRanges()
+        if settings is not None:
+            # the model itself has a patched one, as the shift nodes make it, only once it is loaded
+            to_sigma = patcher.get_model_object("model_sampling").percent_to_sigma
+            self._controls = ControlRanges(conds, to_sigma)
+            self._open = levels_at((settings.start_percent, settings.end_percent), to_sigma)
+            self._report.threshold = settings.with_preset().threshold
+            if stack.layout is not None:
+                self._open_session(stack.layout)
+
+    def _open_session(self, layout: StackLayout) -> None:
+        self.session = DBCacheSession(self._settings, self.counter.steps, layout, keeping_context())
+        for note in self.session.notes:
+            log.info("%s", note)
+
+    def __deepcopy__(self, memo: dict) -> SamplingRun:
+        """A run travels in ComfyUI's options; whoever copies those deeply still means this run."""
+        return self
+
+    def warn_of_neighbours(self, model_options: Mapping[str, Any]) -> None:
+        """Warn of nodes that came after DBCache and do not go together with it."""
+        other = whole_step_cache(model_options)
+        if other and self._settings is not None:
+            self._note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._report.notes:
+            self._report.notes.append(text)
+            log.warning("%s", text)
+
+    def covers(self, diffusion_model: Any) -> bool:
+        """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
+        return unwrapped(diffusion_model) is self._root
+
+    def begin_evaluation(self) -> None:
+        """The sampler asks for a prediction, which may take several model calls."""
+        self._levels.begin_evaluation()
+
+    def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
+        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
+        device, the sigma, where the sampler's noise levels could not be foretold."""
+        if self._model.diffusion_model is not self._root:
+            self._note_once(COMPILED_WHOLE)
+        sigma = self._levels.sigma(options.get("sigmas"))
+        return CallInfo(
+            step=self.counter.at(sigma),
+            sigma=sigma,
+            conds=tuple(options.get("uuids", ())),
+            kinds=tuple(options.get("cond_or_uncond", ())),
+            setting=(_window(options), _replaced(options)),
+            control=(
+                _control_signature(control, self._controls.acting(sigma)),
+                patches_acting(options, sigma),
+                _hook_strengths(self._model),
+            ),
+            closed=self._closed(sigma),
+        )
+
+    def begin_call(
+        self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None
+    ) -> CallGate | StackProver | None:
+        """Return what intercepts a call for the cache: its gate, or what proves a stack that no table describes;
+        ``None`` when DBCache is not on the model, or the stack was not proven."""
+        if self.session is not None:
+            return self.session.begin_call(call, announce)
+        if self._settings is None or self._unproven:
+            return None
+        return StackProver(self._report.blocks, call)
+
+    def finish_call(self, gate: CallGate | StackProver) -> CallOutcome:
+        """Close what :meth:`begin_call` gave, and open the session with a stack that is proven now."""
+        outcome = gate.finish()
+        if self.session is not None:
+            self._report.cache_bytes = max(self._report.cache_bytes, self.session.kept_bytes)
+        if isinstance(gate, StackProver):
+            layout = gate.layout()
+            if layout is not None:
+                self._open_session(layout)
+            else:
+                self._unproven = f"not supported: {gate.why}"
+                self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")
+        return outcome
+
+    def head(self, stack: BlockStack) -> int:
+        """Return how many blocks at the start of every call are certain to run."""
+        return self.session.head if self.session is not None else len(stack.blocks)
+
+    @property
+    def always(self) -> tuple[int, ...] | None:
+        """The blocks that even a cached call runs, ``None`` while no call is cached."""
+        return self.session.always if self.session is not None else None
+
+    @property
+    def computed_later(self) -> bool:
+        """Whether a step after the current one is certain to run every block."""
+        return self.session is not None and self.session.computes_after(self.counter.step)
+
+    def next_head(self, stack: BlockStack) -> int | None:
+        """Return :meth:`head` of the next call, ``None`` in the last step. A call that proves a stack opens the
+        cache for the next one."""
+        if self.counter.at_last:
+            return None
+        proving = self._settings is not None and self.session is None and not self._unproven
+        return self._settings.with_preset().fn if proving else self.head(stack)
+
+    def record(
+        self,
+        call: CallInfo,
+        outcome: CallOutcome | None,
+        ran: list[int],
+        streamed: int,
+        wasted: int,
+        slots: int,
+        streamed_blocks: Sequence[int],
+        streaming_notes: Sequence[str],
+    ) -> None:
+        """Keep what became of a call; sizes in bytes."""
+        if outcome is None:
+            outcome = CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
+        record = CallRecord(
+            step=call.step,
+            sigma=call.sigma,
+            branch=outcome.branch,
+            outcome="hit" if outcome.hit else "miss",
+            reason=outcome.reason,
+            diffs=outcome.diffs,
+            blocks_run=ran,
+            bytes_streamed=streamed,
+            bytes_wasted=wasted,
+        )
+        self._report.calls.append(record)
+        self._report.notes += [note for note in streaming_notes if note not in self._report.notes]
+        self._report.streamed_blocks = sorted({*self._report.streamed_blocks, *streamed_blocks})
+        self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
+        if self._settings is None:
+            return
+        text = f"step {call.step + 1} of {self.counter.steps}, {record.branch}: {record.outcome} ({record.reason})"
+        show_on_node(self._node_id, text)
+        if self._settings.verbose:
+            log.info("%s", text)
+
+    def close(self) -> None:
+        """Drop the run's tensors and hand its report over."""
+        self._report.placement = self._explained_placement()
+        if self.session is not None:
+            self._report.notes += self.session.notes
+            hint = "" if self.session.off else self._report.why_nothing_hit()
+            if hint:
+                self._report.notes.append(hint)
+                log.info("%s", hint)
+            self.session.close()
+        if self._box is not None:
+            self._box.report = self._report
+        log.info("%s: %s.", self._report.model, self._report.headline())
+
+    def _closed(self, sigma: float) -> str:
+        if self._settings is None:
+            return ""
+        start, end = self._open
+        if sigma > start:
+            return "before start_percent"
+        if sigma <= end:
+            return "after end_percent"
+        return "last step" if self._settings.compute_last_step and self.counter.at_last else ""
+
+
+def _window(options: Mapping[str, Any]) -> Hashable:
+    window = options.get("context_window")
+    return None if window is None else tuple(getattr(window, "index_list", (str(window),)))
+
+
+def _replaced(options: Mapping[str, Any]) -> Hashable:
+    """Which blocks or attentions other nodes replace in this call: skip-layer or perturbed guidance, for example,
+    calls the model again for the same condition with some of them replaced."""
+    replaced = options.get("patches_replace", {})
+    return tuple(sorted((name, tuple(sorted(map(str, keys)))) for name, keys in replaced.items() if keys))
+
+
+def _hook_strengths(model: Any) -> Hashable:
+    """The strengths at which scheduled hooks are on the model's weights now: another strength is another model."""
+    hooks = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
+    return tuple(hook.strength for hook in getattr(hooks, "hooks", ()))
+
+
+def _control_signature(control: Any, acting: tuple[bool, ...]) -> Hashable:
+    """Describe a call's control input: which ControlNets act, and which additions there are, not their values."""
+    if not isinstance(control, Mapping):
+        return ()
+    return acting, tuple(
+        (name, tuple(None if add is None else tuple(add.shape) for add in additions))
+        for name, additions in sorted(control.items())
+        if additions is not None
+    )

@@ -1,0 +1,65 @@
+"""The offload node's inputs, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ENGINES = ("auto", "layerwise", "comfyui")
+RESIDENCY_POLICIES = ("auto", "leading", "strided", "cache_aware")
+PIN_MEMORY = ("auto", "on", "off")
+LORA_MODES = ("auto", "bake", "on_the_fly")
+MOST_PREFETCH = 16
+AUTO = -1
+
+
+@dataclass(frozen=True)
+class OffloadSettings:
+    """See the node's tooltips for what each does. ``vram_budget_gb`` is in GiB, 0 is ComfyUI's figure; -1 blocks are
+    chosen (``offload/placement.py``)."""
+
+    engine: str = "auto"
+    resident_blocks: int = -1
+    vram_budget_gb: float = 0.0
+    residency_policy: str = "auto"
+    prefetch_blocks: int = AUTO
+    pin_memory: str = "auto"
+    lora: str = "auto"
+
+    def __post_init__(self) -> None:
+        _one_of("engine", self.engine, ENGINES)
+        _one_of("residency_policy", self.residency_policy, RESIDENCY_POLICIES)
+        _one_of("pin_memory", self.pin_memory, PIN_MEMORY)
+        _one_of("lora", self.lora, LORA_MODES)
+        if self.resident_blocks < -1:
+            raise ValueError(
+                f"resident_blocks is {self.resident_blocks}, but must be at least 0, or -1 for as many as fit."
+            )
+        if not self.vram_budget_gb >= 0:
+            raise ValueError(
+                f"vram_budget_gb is {self.vram_budget_gb}, but must be positive, or 0 for ComfyUI's own figure."
+            )
+        if self.prefetch_blocks != AUTO and not 0 <= self.prefetch_blocks <= MOST_PREFETCH:
+            raise ValueError(
+                f"prefetch_blocks is {self.prefetch_blocks}, but must be between 0 and {MOST_PREFETCH}, or -1 to have"
+                " it chosen."
+            )
+
+    @property
+    def budget_bytes(self) -> float:
+        """Device bytes for weights; infinite when ComfyUI's own figure is to count."""
+        return self.vram_budget_gb * 2**30 if self.vram_budget_gb > 0 else float("inf")
+
+    @property
+    def policy(self) -> str | None:
+        """The residency policy asked for, ``None`` for auto."""
+        return None if self.residency_policy == "auto" else self.residency_policy
+
+    @property
+    def prefetch(self) -> int | None:
+        """The blocks to copy ahead that were asked for, ``None`` for auto."""
+        return None if self.prefetch_blocks == AUTO else self.prefetch_blocks
+
+
+def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{field} is {value!r}, but must be one of {', '.join(allowed)}.")

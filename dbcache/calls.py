@@ -1,0 +1,46 @@
+"""One model call as the cache sees it: what is known before its first block, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+KIND_NAMES = ("cond", "uncond")
+
+
+@dataclass(frozen=True)
+class CallInfo:
+    """What is known about one model call before its first block runs.
+
+    Attributes:
+        step: sampler step, from 0.
+        sigma: noise level of the call.
+        conds: one identity for each condition in the call's batch, in order (ComfyUI's cond uuids).
+        kinds: for each of them 0 (positive), 1 (negative) or a higher index.
+        setting: whatever else tells series of calls apart: context window, replaced blocks.
+        control: describes the call's control input and what is scheduled on its weights; a change makes it a miss.
+        closed: why no call may hit now (outside start/end percent), or an empty string.
+    """
+
+    step: int
+    sigma: float
+    conds: tuple[Hashable, ...] = ()
+    kinds: tuple[int, ...] = ()
+    setting: Hashable = ()
+    control: Hashable = ()
+    closed: str = ""
+
+
+@dataclass
+class CallOutcome:
+    """What became of one call: plain numbers, no tensors."""
+
+    branch: str
+    hit: bool
+    reason: str
+    diffs: dict[str, float] = field(default_factory=dict)
+
+
+def base_name(kinds: Sequence[int]) -> str:
+    """Return a readable name for the conditions of a call, for example ``uncond+cond``."""
+    return "+".join(KIND_NAMES[kind] if kind < len(KIND_NAMES) else f"cond{kind}" for kind in kinds) or "call"

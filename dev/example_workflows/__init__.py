@@ -1,0 +1,1 @@
+"""Draws the bundled workflows: :mod:`.draw` is the command."""

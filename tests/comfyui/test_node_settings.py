@@ -1,0 +1,54 @@
+"""Every input of the two nodes arrives where it is used, under its own name; what they cannot work with is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rigs.real_comfy import WAN, build
+
+CACHE = {
+    "Fn": ("fn", 2),
+    "Bn": ("bn", 3),
+    "warmup_steps": ("warmup_steps", 5),
+    "residual_diff_threshold": ("threshold", 0.25),
+    "max_continuous_cached_steps": ("max_continuous", 4),
+    "max_cached_steps": ("max_cached", 7),
+    "calibrator": ("calibrator", "sigma_taylor"),
+    "calibrator_order": ("calibrator_order", 2),
+    "scm": ("scm", "fast"),
+    "scm_policy": ("scm_policy", "static"),
+    "start_percent": ("start_percent", 0.125),
+    "end_percent": ("end_percent", 0.875),
+    "cache_device": ("cache_device", "cpu"),
+    "verbose": ("verbose", True),
+    "compute_last_step": ("compute_last_step", False),
+}
+OFFLOAD = {
+    "engine": "layerwise",
+    "resident_blocks": 3,
+    "vram_budget_gb": 1.5,
+    "residency_policy": "leading",
+    "prefetch_blocks": 2,
+    "pin_memory": "off",
+    "lora": "on_the_fly",
+}
+
+
+def test_dbcache(pack, dbcache):
+    model = dbcache(build(WAN), preset="custom", **{name: value for name, (_, value) in CACHE.items()})
+    settings = model.attachments[pack.module("comfy_adapter.keys").DBCACHE_KEY]
+    assert settings.preset == "custom"
+    assert {field: getattr(settings, field) for field, _ in CACHE.values()} == dict(CACHE.values())
+
+
+def test_offload(offload):
+    settings = offload(build(WAN), **OFFLOAD).layerwise_settings
+    assert {name: getattr(settings, name) for name in OFFLOAD} == OFFLOAD
+
+
+def test_a_torch_that_is_too_old_is_named_when_the_node_executes(offload, monkeypatch):
+    model = build(WAN)
+    model.load_device = torch.device("cuda")
+    monkeypatch.delattr(torch, "accelerator")
+    with pytest.raises(RuntimeError, match=r"needs 2\.6 or newer"):
+        offload(model)

@@ -1,0 +1,173 @@
+"""Memory of the cache: what is kept between calls, and how much more is alive inside one."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from pack.dbcache.calls import CallInfo
+from pack.dbcache.memory import Compared, tensor_bytes
+from pack.stack.hooks import HookManager
+from rigs.gate_rig import TOKENS, GateRig, custom
+from rigs.toy_stacks import WIDTH
+from torch.utils._python_dispatch import TorchDispatchMode
+
+each_shape = pytest.mark.parametrize("shape", ["out_of_place", "in_place", "double_single", "two_streams"])
+STREAMS = {"out_of_place": 1, "in_place": 1, "double_single": 3, "two_streams": 2}
+# the packed tokens of the second are those of text and image
+HIDDEN_BYTES = {"out_of_place": TOKENS * WIDTH * 4, "in_place": (3 + TOKENS) * WIDTH * 4}
+JUDGED = {"out_of_place": 1, "in_place": 1, "double_single": 2, "two_streams": 2}
+
+
+def branch_of(rig):
+    return next(iter(rig.session._branches.values()))
+
+
+@each_shape
+def test_buffers_between_calls_are_few(shape):
+    """Without a calibrator: the Fn residual of the first segment, and one middle residual a segment and stream."""
+    rig = GateRig(shape, custom(fn=1, bn=1, warmup_steps=1))
+    rig.call(0)
+    rig.call(1)
+    rig.gate = None
+    buffers = branch_of(rig).context._context.buffers.values()
+    assert len({buffer.untyped_storage().data_ptr() for buffer in buffers}) == JUDGED[shape] + STREAMS[shape]
+    assert rig.session.kept_bytes == sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+
+class AllocationLog(TorchDispatchMode):
+    """Adds up the memory that is alive, of tensors made while it is switched on, with at least ``least`` elements."""
+
+    def __init__(self, least):
+        super().__init__()
+        self._least = least
+        self._made: dict[int, tuple[int, list[weakref.ref]]] = {}
+        self.on = False
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if self.on and isinstance(result, torch.Tensor) and result.numel() >= self._least:
+            storage = result.untyped_storage()
+            self._drop_dead()  # their memory may be this one's now
+            self._made.setdefault(storage.data_ptr(), (storage.nbytes(), []))[1].append(weakref.ref(result))
+        self.most = max(self.most, self.alive)
+        return result
+
+    def _drop_dead(self):
+        for storage, (_, references) in list(self._made.items()):
+            if all(reference() is None for reference in references):
+                del self._made[storage]
+
+    @property
+    def alive(self):
+        self._drop_dead()
+        return sum(size for size, _ in self._made.values())
+
+
+class Watched:
+    """A gate whose own work is logged, that of the blocks is not."""
+
+    def __init__(self, gate, log):
+        self._gate, self._log = gate, log
+
+    def run_block(self, index, forward, args, kwargs):
+        def silently(*args, **kwargs):
+            self._log.on = False
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._log.on = True
+
+        self._log.on = True
+        try:
+            return self._gate.run_block(index, silently, args, kwargs)
+        finally:
+            self._log.on = False
+
+
+def logged_run(rig, log):
+    """Make eight calls; yields each one's outcome when nothing of it is left but what is kept."""
+    with log:
+        for step in range(8):
+            gate = rig.session.begin_call(CallInfo(step=step, sigma=1 - step / 8, conds=("a",), kinds=(0,)))
+            with HookManager(rig.blocks, [Watched(gate, log)]):
+                rig.plain(step)
+            outcome = gate.finish()
+            del gate
+            yield outcome
+
+
+@pytest.mark.parametrize("shape", ["out_of_place", "in_place"])
+@pytest.mark.parametrize("fn", [1, 2])
+def test_at_most_two_more_tensors_inside_a_call(shape, fn):
+    """Of a single stream: two kept between calls, and never more than four alive at once, cache-dit's own included."""
+    rig = GateRig(shape, custom(fn=fn, bn=2, warmup_steps=2, max_continuous=1, threshold=0.9))
+    log = AllocationLog(least=WIDTH)
+    outcomes = []
+    for outcome in logged_run(rig, log):
+        assert log.alive == 2 * HIDDEN_BYTES[shape] == rig.session.kept_bytes
+        outcomes.append(outcome)
+    assert any(outcome.hit and outcome.diffs for outcome in outcomes)
+    assert 3 * HIDDEN_BYTES[shape] < log.most <= 4 * HIDDEN_BYTES[shape]
+
+
+@each_shape
+@pytest.mark.parametrize("calibrator", ["taylorseer", "secant", "sigma_taylor", "foca"])
+def test_what_a_calibrator_keeps_is_counted(shape, calibrator):
+    rig = GateRig(shape, custom(calibrator=calibrator, warmup_steps=4))
+    log = AllocationLog(least=1)
+    for _ in logged_run(rig, log):
+        assert rig.session.kept_bytes == log.alive > 0
+    rig.session.close()
+    assert rig.session.kept_bytes == log.alive == 0
+
+
+@pytest.mark.parametrize(
+    ("calibrator", "order", "more"),
+    [
+        ("secant", 1, 2),
+        ("sigma_taylor", 1, 1),
+        ("sigma_taylor", 2, 2),
+        ("taylorseer", 1, 3),
+        ("taylorseer", 2, 5),
+        ("foca", 1, 3),
+        ("dmd", 1, 25),
+    ],
+)
+def test_a_calibrator_keeps_what_the_pages_say(calibrator, order, more):
+    """So many residuals of a single stream in float32, beside the last two: README, "Calibrators"."""
+    settings = custom(bn=1, calibrator=calibrator, calibrator_order=order, threshold=0.9, max_continuous=1)
+    rig = GateRig("out_of_place", settings, steps=20)
+    most, hits = 0, 0
+    for step in range(20):
+        _, outcome = rig.call(step)
+        hits += outcome.hit
+        most = max(most, rig.session.kept_bytes)
+    assert hits > 5
+    assert round(most / HIDDEN_BYTES["out_of_place"]) == 2 + more
+
+
+def test_kept_memory_counts_once_what_is_shared():
+    one = torch.zeros(TOKENS, WIDTH)
+    other = torch.zeros(3, dtype=torch.float16)
+
+    class Holder:
+        def __init__(self):
+            self.states = {"a": [one, one[:2]], "b": (other, None, "text")}
+
+    holder = Holder()
+    holder.itself = holder
+    assert tensor_bytes(holder, {"again": one}) == TOKENS * WIDTH * 4 + 3 * 2
+    assert tensor_bytes(None, {}) == 0
+
+
+def test_comparing_sparingly_gives_the_same_number():
+    kept, other = torch.randn(2, 7, 5).to(torch.bfloat16)
+    before = kept.clone()
+    sparing = kept.as_subclass(Compared)
+    assert ((sparing - other).abs().mean() / sparing.abs().mean()).item() == (
+        ((kept - other).abs().mean() / kept.abs().mean()).item()
+    )
+    assert torch.equal(kept, before)
