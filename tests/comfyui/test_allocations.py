@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rigs.real_comfy import AUDIO_VIDEO_FAMILIES, build, sample
+from rigs.real_comfy import AUDIO_VIDEO_FAMILIES, FORCED, build, sample
 from rigs.recorded_allocations import AllocationRecorder
-from test_dbcache import FORCED
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rigs.real_comfy import AUDIO_VIDEO_FAMILIES, MINIMAX_H3, blocks_of, build, cond, lora, sample, with_lora
-from test_dbcache import FORCED
+from rigs.real_comfy import AUDIO_VIDEO_FAMILIES, FORCED, MINIMAX_H3, blocks_of, build, cond, lora, sample, with_lora
 
 each_family = pytest.mark.parametrize("family", AUDIO_VIDEO_FAMILIES, ids=lambda family: family.name)
 STREAMS = {"minimax_h3": {"context", "audio", "video"}, "ltx_2": {"video", "audio"}}

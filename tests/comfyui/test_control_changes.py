@@ -8,9 +8,8 @@ import comfy.model_management
 import pytest
 import torch
 from comfy_extras.nodes_model_advanced import ModelSamplingFlux
-from rigs.real_comfy import FLUX, STEPS, WAN, build, cond, lora, sample
+from rigs.real_comfy import FLUX, FORCED, STEPS, WAN, build, cond, lora, sample
 from rigs.tiny_models import noise
-from test_dbcache import FORCED
 
 HITTING = {**FORCED, "warmup_steps": 1, "max_continuous_cached_steps": -1}
 

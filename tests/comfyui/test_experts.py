@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rigs.real_comfy import STEPS, WAN, build, cond
-from test_dbcache import FORCED
+from rigs.real_comfy import FORCED, STEPS, WAN, build, cond
 
 FIRST = 5
 WARMUP = 2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rigs.real_comfy import FAMILIES, build, sample
-from test_dbcache import FORCED, differing_prompts
+from rigs.real_comfy import FAMILIES, FORCED, build, differing_prompts, sample
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 

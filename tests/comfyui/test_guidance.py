@@ -5,9 +5,8 @@ from __future__ import annotations
 import node_helpers
 import pytest
 import torch
-from rigs.real_comfy import FLUX, WAN, blocks_of, build, cond, sample
+from rigs.real_comfy import FLUX, FORCED, WAN, blocks_of, build, cond, sample
 from rigs.tiny_models import noise
-from test_dbcache import FORCED
 
 AREAS = {"left": ("percentage", 1.0, 1.0, 0.5, 0.0, 0.0, 0.0), "right": ("percentage", 1.0, 1.0, 0.5, 0.0, 0.0, 0.5)}
 CONDS = {name: cond(seed) for seed, name in enumerate(("whole", "left", "right", "masked", "negative"), 2)}

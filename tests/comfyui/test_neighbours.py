@@ -11,8 +11,7 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from rigs.real_comfy import FAMILIES, WAN, blocks_of, build, cond, easy_cache, lora, sample, with_lora
-from test_dbcache import FORCED
+from rigs.real_comfy import FAMILIES, FORCED, WAN, blocks_of, build, cond, easy_cache, lora, sample, with_lora
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 

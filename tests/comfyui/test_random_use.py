@@ -8,8 +8,7 @@ import random
 import comfy.model_management
 import pytest
 import torch
-from rigs.real_comfy import FLUX, WAN, build, lora, sample, weights_at_rest, with_lora
-from test_dbcache import FORCED
+from rigs.real_comfy import FLUX, FORCED, WAN, build, lora, sample, weights_at_rest, with_lora
 
 STEPS = 6
 CACHE = {**FORCED, "warmup_steps": 1}

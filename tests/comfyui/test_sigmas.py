@@ -8,9 +8,8 @@ import comfy.samplers
 import pytest
 import torch
 from rigs import family_rig
-from rigs.real_comfy import FLUX, WAN, build, cond, sample
+from rigs.real_comfy import FLUX, FORCED, WAN, build, cond, sample
 from rigs.tiny_families import TINY_FAMILIES
-from test_dbcache import FORCED
 from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = 6

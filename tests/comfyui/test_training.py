@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rigs.real_comfy import FLUX, build, cond, sample
+from rigs.real_comfy import FLUX, FORCED, build, cond, sample
 from rigs.tiny_models import noise
-from test_dbcache import FORCED
 
 
 def train(model):

@@ -179,3 +179,20 @@ def easy_cache(model, name):
     node = {"EasyCache": nodes_easycache.EasyCacheNode, "LazyCache": nodes_easycache.LazyCacheNode}[name]
     arguments = {"reuse_threshold": 0.2, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
     return node.execute(model, **arguments).result[0]
+
+
+FORCED = {
+    "preset": "custom",
+    "Fn": 1,
+    "Bn": 1,
+    "warmup_steps": 3,
+    "residual_diff_threshold": 1.0,
+    "max_continuous_cached_steps": 2,
+    "calibrator": "none",
+    "compute_last_step": False,
+}
+
+
+def differing_prompts():
+    """Prompts of different length, which ComfyUI cannot join into one call."""
+    return {"positive": cond(2, tokens=8), "negative": cond(3, tokens=12)}
