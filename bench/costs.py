@@ -14,14 +14,16 @@ from collections.abc import Callable
 
 import torch
 from pack.dbcache.calls import CallInfo
+from pack.dbcache.gate import CallGate
 from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.synchronous import SynchronousDevice
 from pack.offload.slots import Slot
 from pack.offload.streamer import BlockStreamer
-from pack.stack.hooks import HookManager
+from pack.stack.call import StackCall
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
+from pack.stack.outlook import Outlook
 
 from dev.packages import REPOSITORY
 
@@ -73,20 +75,14 @@ def hook_costs(repeats: int = REPEATS) -> dict[str, float]:
         run()
 
     def hooked(number: int) -> None:
-        streamer.begin_call(plan=None, next_head=BLOCKS)
-        with HookManager(blocks, [streamer]):
-            run()
-        streamer.end_call()
+        StackCall(blocks, None, streamer, Outlook(next_head=BLOCKS)).run(run)
 
     def gated(**values: object) -> Callable[[int], None]:
         settings = DBCacheSettings(preset="custom", fn=1, bn=0, max_continuous=-1, **values)
         session = DBCacheSession(settings, repeats + 20, layout)
 
         def call(number: int) -> None:
-            gate = session.begin_call(CallInfo(step=number, sigma=0.5))
-            with HookManager(blocks, [gate]):
-                run()
-            gate.finish()
+            StackCall(blocks, CallGate(session, CallInfo(step=number, sigma=0.5))).run(run)
 
         return call
 

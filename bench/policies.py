@@ -7,14 +7,15 @@ copies weights back to the host after use, SGLang allocates a buffer for each co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.virtual import VirtualDevice, VirtualEvent
-from pack.offload.schedule import Plan
 from pack.offload.slots import Slot, SlotPool
 from pack.offload.streamer import BlockStreamer
+from pack.stack.copies import CopyCounts
+from pack.stack.outlook import Outlook, Plan
 
 Forward = Callable[..., Any]
 
@@ -37,13 +38,11 @@ class _SlotUser:
         self._held: dict[int, Slot] = {}
         self._last: int | None = None
 
-    def begin_call(
-        self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None, computed_later: bool
-    ) -> None:
+    def begin_call(self, outlook: Outlook, copies: CopyCounts) -> None:
         self._pool.acquire()
         self._last = None
 
-    def announce(self, plan: Plan | None) -> None:
+    def announce(self, plan: Plan) -> None:
         """None of these policies is told what the cache decides."""
 
     def end_call(self) -> None:

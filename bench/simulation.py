@@ -8,21 +8,20 @@ says, which is all the gate looks at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from pack.dbcache.calls import CallInfo, CallOutcome
+from pack.dbcache.gate import CallGate
 from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.virtual import VirtualDevice
-from pack.offload.schedule import Plan
-from pack.stack.hooks import HookManager
+from pack.stack.call import StackCall, Streaming
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
-
-from .outlook import outlook, why_closed
+from pack.stack.outlook import Outlook
 
 BYTES_PER_UNIT = 2**14
 
@@ -35,21 +34,7 @@ class Trajectory(Protocol):
     def residual(self, state: str, call: int) -> torch.Tensor: ...
 
 
-class StreamingPolicy(Protocol):
-    """What a simulation drives: the pack's engine, or one of the policies it is compared with."""
-
-    def begin_call(
-        self, *, plan: Plan | None, next_head: int | None, always: Collection[int] | None, computed_later: bool
-    ) -> None: ...
-
-    def announce(self, plan: Plan | None) -> None: ...
-
-    def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any: ...
-
-    def end_call(self) -> None: ...
-
-
-MakePolicy = Callable[[Mapping[int, BlockWeights], int, VirtualDevice, int], StreamingPolicy]
+MakePolicy = Callable[[Mapping[int, BlockWeights], int, VirtualDevice, int], Streaming]
 
 
 @dataclass(frozen=True)
@@ -218,30 +203,30 @@ class _Simulation:
 
     def _run_call(self) -> CallOutcome:
         self._device.synchronise()  # samplers and their callbacks may read numbers back between calls
-        gate = None
-        if self._session is not None:
-            closed = why_closed(self._session, self._call, self._count)
-            gate = self._session.begin_call(CallInfo(step=self._call, sigma=0.0, closed=closed), self._announce)
-        self._policy.begin_call(**outlook(self._session, self._scenario.blocks, self._call, self._count))
+        last = self._call + 1 == self._count
+        info = CallInfo(step=self._call, sigma=0.0, last=last)
+        session = self._session
+        gate = CallGate(session, info) if session is not None else None
+        whole = Outlook(next_head=None if last else self._scenario.blocks)
+        outlook = session.outlook(info) if session is not None else whole
+        result = StackCall(self._blocks, gate, self._policy, outlook, [self._read_back]).run(self._forward)
+        self._ran = result.ran
+        return result.outcome or CallOutcome("", False, "no cache")
+
+    def _forward(self) -> tuple[torch.Tensor, ...]:
         x = self._first_hidden()
-        with HookManager(self._blocks, [one for one in (gate, self._policy) if one is not None]) as self._hooks:
-            for block in self._blocks:
-                x = block(x)
-        self._policy.end_call()
-        self._ran = self._hooks.ran
-        if gate is None:
-            return CallOutcome("", False, "no cache")
-        return gate.finish()
+        for block in self._blocks:
+            x = block(x)
+        return x
 
     def _first_hidden(self) -> tuple[torch.Tensor, ...]:
         if self._trajectory is None:
             return (torch.zeros(1, dtype=torch.float64),)
         return tuple(torch.zeros_like(self._trajectory.residual(name, self._call)) for name in self._streams)
 
-    def _announce(self, blocks: Sequence[int]) -> None:
-        if self._hooks.ran:
+    def _read_back(self, blocks: Sequence[int], ran: Sequence[int]) -> None:
+        if ran:
             self._device.synchronise()  # a verdict on the first blocks' residual is a number read back
-        self._policy.announce(Plan(tuple(blocks)))
 
     def _call_result(self, outcome: CallOutcome, started: float, moved: int) -> CallResult:
         compute = sum(self._scenario.block_ms[index] for index in self._ran)

@@ -7,17 +7,16 @@ from contextlib import contextmanager
 
 import torch
 from pack.dbcache.calls import CallInfo
+from pack.dbcache.gate import CallGate
 from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.base import OffloadDevice
 from pack.offload.placement import Placement
-from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
-from pack.stack.hooks import HookManager
+from pack.stack.call import StackCall
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
-
-from .outlook import outlook, why_closed
+from pack.stack.outlook import Outlook
 
 
 class Stepper:
@@ -70,20 +69,20 @@ class Stepper:
         """Make model call ``number``; the cache is offered what makes it take ``pattern``."""
         if not pattern[number]:
             self._sign = -self._sign
-        session, gate = self._session, None
-        if session is not None:
-            info = CallInfo(step=number, sigma=0.0, closed=why_closed(session, number, self._calls))
-            gate = session.begin_call(info, lambda run: self._streamer.announce(Plan(run)))
-        self._streamer.begin_call(**outlook(session, len(self._blocks), number, self._calls))
-        try:
-            x = self._hidden * self._sign
-            with HookManager(self._blocks, [one for one in (gate, self._streamer) if one is not None]):
-                for block in self._blocks:
-                    x = block(x)
-            self.output = x
-        finally:
-            self._streamer.end_call()
-        self.hits.append(gate is not None and gate.finish().hit)
+        info = CallInfo(step=number, sigma=0.0, last=number + 1 == self._calls)
+        session = self._session
+        gate = CallGate(session, info) if session is not None else None
+        whole = Outlook(next_head=None if info.last else len(self._blocks))
+        outlook = session.outlook(info) if session is not None else whole
+        result = StackCall(self._blocks, gate, self._streamer, outlook).run(self._forward)
+        self.output = result.output
+        self.hits.append(result.outcome is not None and result.outcome.hit)
+
+    def _forward(self) -> torch.Tensor:
+        x = self._hidden * self._sign
+        for block in self._blocks:
+            x = block(x)
+        return x
 
     @torch.inference_mode()
     def copy_all(self) -> None:

@@ -20,6 +20,7 @@ class CallInfo:
         setting: whatever else tells series of calls apart: context window, replaced blocks.
         control: describes the call's control input and what is scheduled on its weights; a change makes it a miss.
         closed: why no call may hit now (outside start/end percent), or an empty string.
+        last: whether this is the last step of the schedule.
     """
 
     step: int
@@ -29,6 +30,7 @@ class CallInfo:
     setting: Hashable = ()
     control: Hashable = ()
     closed: str = ""
+    last: bool = False
 
 
 @dataclass

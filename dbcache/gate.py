@@ -12,7 +12,7 @@ The first-block comparison is First Block Cache's, generalised to Fn and Bn by c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,27 +20,23 @@ from ..stack.layout import Hidden, PlacedSegment
 from .block_order import Follower
 from .branches import Branch
 from .calls import CallInfo, CallOutcome, base_name
-
-if TYPE_CHECKING:
-    from .session import DBCacheSession
+from .session import DBCacheSession
 
 Forward = Callable[..., Any]
 
 
 class CallGate:
-    """Intercepts every block of one model call (see :meth:`run_block`); made by ``DBCacheSession.begin_call``.
+    """Intercepts every block of one model call (see :meth:`run_block`).
 
     A call the gate cannot follow (a block replaced, run twice, a shape that changes half way) goes on ungated,
     its branch stops caching, and :attr:`must_recompute` says whether its output is unusable. Exceptions of the
     blocks pass through unchanged.
     """
 
-    def __init__(
-        self, session: DBCacheSession, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None
-    ) -> None:
+    def __init__(self, session: DBCacheSession, call: CallInfo) -> None:
         self._session = session
         self._call = call
-        self._announce = announce or (lambda blocks: None)
+        self._announce: Callable[[tuple[int, ...]], None] = lambda blocks: None
         self._route = session.route
         self._follower = Follower(session.route)
         self._branch: Branch | None = None
@@ -56,6 +52,10 @@ class CallGate:
     def must_recompute(self) -> bool:
         """Whether blocks were skipped in a call that could then not be finished. Valid after :meth:`finish`."""
         return self._skipped and bool(self._ungated)
+
+    def begin_call(self, announce: Callable[[tuple[int, ...]], None]) -> None:
+        """Take whom to tell the blocks that the call will still run, as soon as they are certain."""
+        self._announce = announce
 
     def run_block(self, index: int, forward: Forward, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run, or stand in for, block ``index``."""
@@ -114,7 +114,8 @@ class CallGate:
             self._announce(self._route.all_blocks)
 
     def _reason_to_compute(self) -> str:
-        known = self._call.closed or self._branch.context.known_miss()
+        last = "last step" if self._call.last and self._session.settings.compute_last_step else ""
+        known = self._call.closed or last or self._branch.context.known_miss()
         if known:
             return known
         if not self._branch.recorded:

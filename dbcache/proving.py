@@ -39,6 +39,9 @@ class StackProver:
         self._slots: list[set[Slot]] | None = None
         self.why = ""
 
+    def begin_call(self, announce: Callable[[tuple[int, ...]], None]) -> None:
+        """Every block runs: there is nothing to announce."""
+
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run block ``index`` and look at what it was given and what it returns."""
         if not self.why:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 from ..stack.layout import Hidden, StackLayout
+from ..stack.outlook import Outlook, head_plan
 from .block_order import StackRoute
 from .branches import Branch, branch_name, shape_key
 from .cache_dit import CacheContexts
 from .calls import CallInfo
-from .gate import CallGate
 from .rules import DBCacheSettings, settings_for_run
 
 log = logging.getLogger("dit_layerwise_offload.dbcache")
 
 
 class DBCacheSession:
-    """Owns the branches of one run and makes a gate for each model call.
+    """Owns the branches of one run; each of its model calls has a :class:`~.gate.CallGate` on it.
 
     Args:
         settings: the node's settings.
@@ -47,27 +47,17 @@ class DBCacheSession:
         self._contexts = None if run.off else CacheContexts(run, steps)
         self._branches: dict[Hashable, Branch] = {}
 
-    def begin_call(self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None = None) -> CallGate:
-        """Return the gate for one model call.
-
-        Args:
-            call: what is known about the call.
-            announce: told the indices of all blocks the call will still run, as soon as that is certain.
-        """
-        return CallGate(self, call, announce)
-
-    @property
-    def head(self) -> int:
-        """How many blocks at the start of every call are certain to run."""
-        return self.route.total if self.off else self.route.fn
-
-    @property
-    def always(self) -> tuple[int, ...]:
-        """The blocks that every call runs, cached or not."""
+    def outlook(self, call: CallInfo) -> Outlook:
+        """Return what is certain about a call before its first block runs."""
         route = self.route
-        if self.off:
-            return route.all_blocks
-        return (*range(route.fn), *range(route.total - route.bn, route.total))
+        head = route.total if self.off else route.fn
+        tail = () if self.off else range(route.total - route.bn, route.total)
+        return Outlook(
+            plan=head_plan(head, route.total),
+            next_head=None if call.last else head,
+            always=(*range(head), *tail),
+            computed_later=self.computes_after(call.step),
+        )
 
     def computes_after(self, step: int) -> bool:
         """Whether a later step than ``step`` is certain to run every block: the last one, one that still warms up, or

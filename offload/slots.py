@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from ..stack.copies import CopyCounts
 from .block_weights import BlockWeights
 from .devices.base import Event, OffloadDevice
 
@@ -13,11 +14,15 @@ log = logging.getLogger("dit_layerwise_offload.offload")
 
 
 class Slot:
-    """One device buffer, the block it holds, and the events that order its reuse."""
+    """One device buffer, the block it holds, and the events that order its reuse.
+
+    ``copies`` are the counts of the model call that copied the block.
+    """
 
     def __init__(self, buffer: torch.Tensor, allocated: Event) -> None:
         self.buffer = buffer
         self.block: int | None = None
+        self.copies = CopyCounts()
         self.ready: Event = None
         # The allocator may hand out memory that kernels of the compute stream are still using: the first copy has
         # to wait for them as any later one waits for the block before it.

@@ -9,24 +9,17 @@ Design ingredients, stated before the code (the idea is SGLang pull request 3585
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from ..stack.copies import BLOCK_FAILED, NOT_CALLED, SLOTS_GIVEN_BACK, WEIGHTS_CHANGED, CopyCounts
+from ..stack.outlook import Outlook, Plan
 from .block_weights import BlockWeights
 from .devices.base import OffloadDevice
-from .schedule import Plan, learned_order, ran_whole, upcoming_either_way, upcoming_streamed
+from .schedule import Horizon, learned_order, ran_whole
 from .slots import Slot, SlotPool
 from .timing import BlockTiming, CallTimer
-
-
-@dataclass
-class StreamCounts:
-    """What the engine did so far. All sizes in bytes; ``wasted`` is the part of ``streamed`` that never ran."""
-
-    streamed: int = 0
-    wasted: int = 0
-    peak_slots: int = 0
 
 
 class BlockStreamer:
@@ -37,7 +30,7 @@ class BlockStreamer:
         total: number of blocks in the stack.
         device: where the blocks run.
         prefetch: how many streamed blocks are copied ahead of the running one, at least 0.
-        keep_alive: an object that must live as long as the engine, for example what keeps host memory pinned.
+        counts: where to count all copies; an engine that follows another for the same model goes on with its counts.
     """
 
     def __init__(
@@ -46,20 +39,17 @@ class BlockStreamer:
         total: int,
         device: OffloadDevice,
         prefetch: int,
-        keep_alive: object = None,
+        counts: CopyCounts | None = None,
     ) -> None:
-        self._keep_alive = keep_alive
         self._weights = dict(weights)
         self._device = device
         self._total = total
         slots = min(prefetch + 1, len(self._weights))
         self._pool = SlotPool(device, max((w.size for w in self._weights.values()), default=0), slots)
-        self._held: dict[int, Slot] = {}
+        self._in_slot: dict[int, Slot] = {}
         self._order: tuple[int, ...] = tuple(range(total))
-        self._plan: Plan | None = None
-        self._next_head: int | None = total
-        self._held_over = 0
-        self._always: frozenset[int] = frozenset()
+        self._horizon = Horizon(self._order, self._weights)
+        self._kept_for_next = 0
         self._computed_later = False
         self._ran: list[int] = []
         self._active = 0
@@ -68,7 +58,9 @@ class BlockStreamer:
         self._timed_call = False
         self.timing: BlockTiming | None = None
         self.last_forwarded: int | None = None
-        self.counts = StreamCounts()
+        self.counts = counts if counts is not None else CopyCounts()
+        self.peak_slot_bytes = 0
+        self._copies = CopyCounts()
 
     @property
     def active(self) -> bool:
@@ -87,7 +79,7 @@ class BlockStreamer:
 
     def holds(self, index: int) -> bool:
         """Whether streamed block ``index`` is in a slot, or on its way there."""
-        return index in self._held
+        return index in self._in_slot
 
     def acquire_slots(self) -> None:
         """Allocate the slots now. A call does it by itself when they are missing.
@@ -97,9 +89,9 @@ class BlockStreamer:
         """
         if self._weights:
             self._pool.acquire()
-            self.counts.peak_slots = max(self.counts.peak_slots, self._pool.allocated_bytes)
+            self.peak_slot_bytes = max(self.peak_slot_bytes, self._pool.allocated_bytes)
 
-    def measure(self) -> None:
+    def time_next_call(self) -> None:
         """Time blocks and copies in the next call that runs every block: sizes and lengths change from run to run."""
         self._read_timer()
         if self._timer is None and self._device.overlaps:
@@ -108,15 +100,15 @@ class BlockStreamer:
     def forget(self) -> None:
         """Take what is in the slots as out of date: the weights at rest have changed. Not during a model call."""
         if not self.active:
-            self._keep_only(())
+            self._keep_only((), WEIGHTS_CHANGED)
 
     def release_slots(self) -> int:
         """Give the slots back and return the bytes freed; 0 while a call is in progress."""
         if self.active:
             return 0
         freed = self._pool.allocated_bytes
-        for index in list(self._held):
-            self._release(index, wasted=True)
+        for index in list(self._in_slot):
+            self._release(index, SLOTS_GIVEN_BACK)
         self._pool.release()
         return freed
 
@@ -134,53 +126,46 @@ class BlockStreamer:
             afterwards, self._when_retired = self._when_retired, None
             afterwards()
 
-    def begin_call(
-        self,
-        *,
-        plan: Plan | None,
-        next_head: int | None,
-        always: Collection[int] | None = None,
-        computed_later: bool = False,
-    ) -> None:
+    def begin_call(self, outlook: Outlook, copies: CopyCounts | None = None) -> None:
         """Start a model call and prefetch its first blocks.
 
+        Spare slots, those that no call needs, keep the first blocks of the next full call across cached calls. They
+        are filled for a full call that is certain to follow (``outlook.computed_later``) only.
+
         Args:
-            plan: what is known about this call; ``None`` expects every block.
-            next_head: how many blocks at the head of the call after this one are certain to run; ``None`` when
-                this is the last call.
-            always: the blocks that even a cached call runs, ``None`` when calls are not cached. The slots that none
-                of them needs hold over cached calls what the next computed one begins with.
-            computed_later: whether a call that runs every block is certain to follow: only for one is anything
-                copied to be held over, so nothing is copied for nothing.
+            outlook: what is certain about the call.
+            copies: where to count the copies of this call, also when a later one drops them.
 
         Raises:
             torch.OutOfMemoryError: not even one slot fits on the device.
         """
         self.acquire_slots()
         self._active += 1
-        self._next_head = next_head
-        self._always = frozenset(always or ())
-        needed = len(self._pool.slots) if always is None else len(self._weights.keys() & self._always)
-        self._held_over = max(0, len(self._pool.slots) - needed)
-        self._computed_later = computed_later
+        self._copies = copies if copies is not None else CopyCounts()
+        always = outlook.always
+        self._horizon = Horizon(self._order, self._weights, outlook.plan, outlook.next_head, frozenset(always or ()))
+        needed = len(self._pool.slots) if always is None else len(self._weights.keys() & frozenset(always))
+        self._kept_for_next = max(0, len(self._pool.slots) - needed)
+        self._computed_later = outlook.computed_later
         self._ran = []
         self.last_forwarded = None
         self._read_timer()
         try:
-            self.announce(plan)
+            self.announce(outlook.plan)
         except BaseException:
             self.end_call()
             raise
 
     def announce(self, plan: Plan | None) -> None:
         """Take the cache's word on which blocks this call will still run; prefetch along it."""
-        self._plan = plan
+        self._horizon = replace(self._horizon, plan=plan)
         self._keep_only(self._to_keep(self.last_forwarded))
         self._prefetch(self._coming(self.last_forwarded))
 
     def end_call(self) -> None:
         """End a model call, also after an error: keep only what the head of the next call needs."""
         self._order = learned_order(self._ran, self._total, self._order)
+        self._horizon = replace(self._horizon, order=self._order)
         try:
             if self._loads_held_over and self.last_forwarded == self._order[-1]:
                 # Now rather than in the next call: a cached call is to move nothing.
@@ -195,8 +180,8 @@ class BlockStreamer:
                 self._timer.forget_blocks()
         kept = self._window(None)
         self._active -= 1
-        self._plan = None
-        self._keep_only(upcoming_streamed(None, self._order, None, None, self._weights, kept))
+        self._horizon = Horizon(self._order, self._weights)
+        self._keep_only(self._horizon.upcoming(None, kept))
         self._finish_retirement()
 
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -215,47 +200,44 @@ class BlockStreamer:
     def _window(self, running: int | None) -> int:
         """How many blocks to have ready: a streamed block needs a slot itself, and guesses are kept to the window."""
         slots = len(self._pool.slots)
-        takes_slot = running in self._weights or self._plan is None
+        takes_slot = running in self._weights or self._horizon.plan is None
         return max(0, slots - 1) if takes_slot else slots
 
     @property
     def _loads_held_over(self) -> bool:
         """Whether to load what is held over: at the end of a computed call, for one that is certain to follow."""
-        plan = self._plan
+        plan = self._horizon.plan
         computed = plan is not None and plan.complete and any(index in self._weights for index in plan.blocks)
         return computed and self._computed_later
 
     def _coming(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
         """The streamed blocks to have on their way, nearest first."""
-        return self._upcoming(current, running, self._held_over if self._loads_held_over else 0)
+        return self._upcoming(current, running, self._kept_for_next if self._loads_held_over else 0)
 
     def _to_keep(self, current: int | None, *, running: bool = False) -> tuple[int, ...]:
         """The streamed blocks to leave where they are, if they are there."""
-        return self._upcoming(current, running, self._held_over)
+        return self._upcoming(current, running, self._kept_for_next)
 
     def _upcoming(self, current: int | None, running: bool, held_over: int) -> tuple[int, ...]:
         window = self._window(current if running else None)
-        plan, known = self._plan, (self._next_head, self._weights, window, held_over, running)
-        if plan is not None and not plan.complete:
-            return upcoming_either_way(current, self._order, plan, *known, self._always)
-        return upcoming_streamed(current, self._order, plan, *known)
+        return self._horizon.upcoming(current, window, held_over, running)
 
     def _run_streamed(
         self, index: int, coming: tuple[int, ...], forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
         weights = self._weights[index]
-        slot = self._held.get(index) or self._load(index)
+        slot = self._in_slot.get(index) or self._load(index)
         self._prefetch(coming)
         self._device.wait(slot.ready)
-        ran = False
+        failed: str | None = BLOCK_FAILED
         try:
             with weights.installed(slot.entries(weights, self._device)):
                 result = self._timed(forward, args, kwargs)
-            ran = True
+            failed = None
             return result
         finally:
             slot.done = self._device.mark()
-            self._release(index, wasted=not ran)
+            self._release(index, failed)
 
     @property
     def _measuring(self) -> bool:
@@ -279,26 +261,30 @@ class BlockStreamer:
 
     def _prefetch(self, coming: tuple[int, ...]) -> None:
         for index in coming:
-            if index not in self._held:
+            if index not in self._in_slot:
                 self._load(index)
 
     def _load(self, index: int) -> Slot:
         # by what is held, not by what a slot says: whatever raises in here, no slot is lost
-        slot = next(slot for slot in self._pool.slots if slot not in self._held.values())
+        slot = next(slot for slot in self._pool.slots if slot not in self._in_slot.values())
         weights = self._weights[index]
         started = self._timer.copy_starts() if self._measuring else None
         slot.fill(index, weights, self._device)
-        self._held[index] = slot
-        self.counts.streamed += weights.bytes_to_copy
+        self._in_slot[index] = slot
+        slot.copies = self._copies
+        for counts in (self.counts, self._copies):
+            counts.streamed += weights.bytes_to_copy
         if self._measuring:
             self._timer.copy_started(started, weights.bytes_to_copy)
         return slot
 
-    def _keep_only(self, wanted: tuple[int, ...]) -> None:
-        for index in [held for held in self._held if held not in wanted]:
-            self._release(index, wasted=True)
+    def _keep_only(self, wanted: tuple[int, ...], reason: str = NOT_CALLED) -> None:
+        for index in [one for one in self._in_slot if one not in wanted]:
+            self._release(index, reason)
 
-    def _release(self, index: int, *, wasted: bool) -> None:
-        del self._held[index]
-        if wasted:
-            self.counts.wasted += self._weights[index].bytes_to_copy
+    def _release(self, index: int, wasted: str | None = None) -> None:
+        """Free a block's slot; ``wasted`` says why its copy was for nothing, if it was."""
+        slot = self._in_slot.pop(index)
+        if wasted is not None:
+            for counts in (self.counts, slot.copies):
+                counts.waste(self._weights[index].bytes_to_copy, wasted)

@@ -7,11 +7,23 @@ empty, and only those that are not under way yet (those are tuples with more in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from ...stack.call import Listener
 from ..versions import model_prefetch
+
+
+def leaving_out(blocks: Sequence[torch.nn.Module]) -> Listener:
+    """Return what empties the entries of skipped ``blocks`` in the queue of the model call in progress, if ComfyUI has
+    one, when the cache announces which blocks will run."""
+
+    def listener(to_run: Sequence[int], ran: Sequence[int]) -> None:
+        coming = {*to_run, *ran}
+        leave_out(block for index, block in enumerate(blocks) if index not in coming)
+
+    return listener
 
 
 def leave_out(skipped: Iterable[torch.nn.Module]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +14,12 @@ from ...dbcache.proving import StackProver
 from ...dbcache.rules import DBCacheSettings
 from ...dbcache.session import DBCacheSession
 from ...dbcache.steps import StepCounter
+from ...stack.call import CallResult
 from ...stack.layout import StackLayout
-from ..families.find import BlockStack, find_stack, unwrapped
+from ...stack.outlook import Outlook, head_plan
+from ..families.find import find_stack, unwrapped
 from ..keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
+from ..streaming.shared_state import Engine, copies_of, timing_of
 from ..versions import comfyui_version, keeping_context
 from .control_ranges import ControlRanges, levels_at, patches_acting
 from .neighbours import whole_step_cache
@@ -65,6 +68,7 @@ class SamplingRun:
         self._settings = settings
         self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
         self._unproven = ""
+        self._copied_before = copies_of(self._root)
         self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
         self.session: DBCacheSession | None = None
         self._controls = ControlRanges()
@@ -123,22 +127,32 @@ class SamplingRun:
                 _hook_strengths(self._model),
             ),
             closed=self._closed(sigma),
+            last=self.counter.at_last,
         )
 
-    def begin_call(
-        self, call: CallInfo, announce: Callable[[tuple[int, ...]], None] | None
-    ) -> CallGate | StackProver | None:
+    def gate_for(self, call: CallInfo) -> CallGate | StackProver | None:
         """Return what intercepts a call for the cache: its gate, or what proves a stack that no table describes;
         ``None`` when DBCache is not on the model, or the stack was not proven."""
         if self.session is not None:
-            return self.session.begin_call(call, announce)
-        if self._settings is None or self._unproven:
-            return None
-        return StackProver(self._report.blocks, call)
+            return CallGate(self.session, call)
+        return StackProver(self._report.blocks, call) if self._is_proving else None
 
-    def finish_call(self, gate: CallGate | StackProver) -> CallOutcome:
-        """Close what :meth:`begin_call` gave, and open the session with a stack that is proven now."""
-        outcome = gate.finish()
+    @property
+    def _is_proving(self) -> bool:
+        return self._settings is not None and self.session is None and not self._unproven
+
+    def outlook(self, call: CallInfo) -> Outlook:
+        """Return what is certain about a call before its first block runs."""
+        if self.session is not None:
+            return self.session.outlook(call)
+        total = self._report.blocks
+        if not self._is_proving:
+            return Outlook(next_head=None if call.last else total)
+        # a call that proves a stack opens the cache for the next one
+        return Outlook(head_plan(total, total), next_head=None if call.last else self._settings.with_preset().fn)
+
+    def finish_call(self, gate: CallGate | StackProver) -> None:
+        """Take what a call's gate learned: a stack that is proven now opens the session."""
         if self.session is not None:
             self._report.cache_bytes = max(self._report.cache_bytes, self.session.kept_bytes)
         if isinstance(gate, StackProver):
@@ -148,44 +162,10 @@ class SamplingRun:
             else:
                 self._unproven = f"not supported: {gate.why}"
                 self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")
-        return outcome
 
-    def head(self, stack: BlockStack) -> int:
-        """Return how many blocks at the start of every call are certain to run."""
-        return self.session.head if self.session is not None else len(stack.blocks)
-
-    @property
-    def always(self) -> tuple[int, ...] | None:
-        """The blocks that even a cached call runs, ``None`` while no call is cached."""
-        return self.session.always if self.session is not None else None
-
-    @property
-    def computed_later(self) -> bool:
-        """Whether a step after the current one is certain to run every block."""
-        return self.session is not None and self.session.computes_after(self.counter.step)
-
-    def next_head(self, stack: BlockStack) -> int | None:
-        """Return :meth:`head` of the next call, ``None`` in the last step. A call that proves a stack opens the
-        cache for the next one."""
-        if self.counter.at_last:
-            return None
-        proving = self._settings is not None and self.session is None and not self._unproven
-        return self._settings.with_preset().fn if proving else self.head(stack)
-
-    def record(
-        self,
-        call: CallInfo,
-        outcome: CallOutcome | None,
-        ran: list[int],
-        streamed: int,
-        wasted: int,
-        slots: int,
-        streamed_blocks: Sequence[int],
-        streaming_notes: Sequence[str],
-    ) -> None:
-        """Keep what became of a call; sizes in bytes."""
-        if outcome is None:
-            outcome = CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
+    def record(self, call: CallInfo, result: CallResult[CallOutcome], engine: Engine | None) -> None:
+        """Keep what became of a call that ``engine`` streamed, if one did."""
+        outcome = result.outcome or CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
         record = CallRecord(
             step=call.step,
             sigma=call.sigma,
@@ -193,14 +173,14 @@ class SamplingRun:
             outcome="hit" if outcome.hit else "miss",
             reason=outcome.reason,
             diffs=outcome.diffs,
-            blocks_run=ran,
-            bytes_streamed=streamed,
-            bytes_wasted=wasted,
+            blocks_run=result.ran,
+            copies=result.copies,
         )
         self._report.calls.append(record)
-        self._report.notes += [note for note in streaming_notes if note not in self._report.notes]
-        self._report.streamed_blocks = sorted({*self._report.streamed_blocks, *streamed_blocks})
-        self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, slots)
+        if engine is not None:
+            self._report.notes += [note for note in engine.notes if note not in self._report.notes]
+            self._report.streamed_blocks = sorted({*self._report.streamed_blocks, *engine.streamer.weights})
+            self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, engine.streamer.peak_slot_bytes)
         if self._settings is None:
             return
         text = f"step {call.step + 1} of {self.counter.steps}, {record.branch}: {record.outcome} ({record.reason})"
@@ -211,6 +191,9 @@ class SamplingRun:
     def close(self) -> None:
         """Drop the run's tensors and hand its report over."""
         self._report.placement = self._explained_placement()
+        self._report.copies = copies_of(self._root).since(self._copied_before)
+        timing = timing_of(self._root)
+        self._report.block_ms = timing.compute_ms if timing is not None else None
         if self.session is not None:
             self._report.notes += self.session.notes
             hint = "" if self.session.off else self._report.why_nothing_hit()
@@ -228,9 +211,7 @@ class SamplingRun:
         start, end = self._open
         if sigma > start:
             return "before start_percent"
-        if sigma <= end:
-            return "after end_percent"
-        return "last step" if self._settings.compute_last_step and self.counter.at_last else ""
+        return "after end_percent" if sigma <= end else ""
 
 
 def _window(options: Mapping[str, Any]) -> Hashable:

@@ -11,15 +11,13 @@ import comfy.model_management
 import comfy.patcher_extension
 import torch
 
-from ...dbcache.gate import CallGate
-from ...dbcache.proving import StackProver
-from ...offload.schedule import Plan, head_plan
-from ...stack.hooks import HookManager
-from ..families.find import find_stack, wrapper_of
+from ...stack.call import StackCall
+from ...stack.outlook import Outlook
+from ..families.find import BlockStack, find_stack, wrapper_of
 from ..keys import RUN_KEY, WRAPPER_KEY
 from ..streaming.shared_state import Engine, current_engine
 from ..versions import keeping_context
-from .prefetch_queue import leave_out
+from .prefetch_queue import leaving_out
 from .run import SamplingRun
 
 
@@ -47,7 +45,7 @@ def wrap_sampling_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
     options[RUN_KEY] = run
     engine = current_engine(guider.model_patcher.model.diffusion_model)
     if engine is not None:
-        engine.streamer.measure()
+        engine.streamer.time_next_call()
     try:
         return executor(*args, **kwargs)
     finally:
@@ -95,8 +93,28 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
             "DiT Layerwise Offload and DBCache do not work in training, nor where a sampler takes gradients through the"
             " model. Use the plain MODEL there."
         )
-    call = _ModelCall(diffusion_model, engine, run, lambda: executor(*args, **kwargs))
-    return call.run(options, arguments.get("control"))
+    return _run_call(find_stack(diffusion_model), run, engine, arguments, lambda: executor(*args, **kwargs))
+
+
+def _run_call(
+    stack: BlockStack,
+    run: SamplingRun | None,
+    engine: Engine | None,
+    arguments: dict[str, Any],
+    forward: Callable[[], Any],
+) -> Any:
+    streamer = engine.streamer if engine is not None else None
+    total, keeping = len(stack.blocks), keeping_context()
+    if run is None:
+        return StackCall(stack.blocks, None, streamer, Outlook(next_head=total), keeping=keeping).run(forward).output
+    info = run.describe(arguments.get("transformer_options") or {}, arguments.get("control"))
+    gate = run.gate_for(info)
+    call = StackCall(stack.blocks, gate, streamer, run.outlook(info), [leaving_out(stack.blocks)], keeping)
+    result = call.run(forward)
+    if gate is not None:
+        run.finish_call(gate)
+    run.record(info, result, engine)
+    return result.output
 
 
 def _in_training(args: tuple) -> bool:
@@ -104,91 +122,6 @@ def _in_training(args: tuple) -> bool:
     the latent."""
     wants_gradients = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
     return getattr(comfy.model_management, "in_training", False) or (torch.is_grad_enabled() and wants_gradients)
-
-
-class _ModelCall:
-    """One forward of the diffusion model, hooked, repeated without the cache if the gate could not follow it."""
-
-    def __init__(
-        self,
-        diffusion_model: torch.nn.Module,
-        engine: Engine | None,
-        run: SamplingRun | None,
-        forward: Callable[[], Any],
-    ) -> None:
-        self._stack = find_stack(diffusion_model)
-        self._streamer = engine.streamer if engine is not None else None
-        self._notes = engine.notes if engine is not None else ()
-        self._run = run
-        self._forward = forward
-        self._hooks: HookManager | None = None
-        self._ran: list[int] = []
-
-    def run(self, options: dict[str, Any], control: Any) -> Any:
-        if self._run is None:
-            return self._attempt(None)
-        before = self._stream_counts()
-        info = self._run.describe(options, control)
-        gate = self._run.begin_call(info, self._announce)
-        output = self._attempt(gate)
-        outcome = None
-        if gate is not None:
-            outcome = self._run.finish_call(gate)
-            if gate.must_recompute:
-                output = self._attempt(None)
-        after = self._stream_counts()
-        slots = self._streamer.counts.peak_slots if self._streamer is not None else 0
-        copied = tuple(self._streamer.weights) if self._streamer is not None else ()
-        bytes_of_call = (after[0] - before[0], after[1] - before[1])
-        self._run.record(info, outcome, self._ran, *bytes_of_call, slots, copied, self._notes)
-        return output
-
-    def _attempt(self, gate: CallGate | StackProver | None) -> Any:
-        interceptors = [one for one in (gate, self._streamer) if one is not None]
-        if self._streamer is not None:
-            cached = gate is not None
-            with keeping_context()():  # it makes the slots that are missing
-                self._streamer.begin_call(
-                    plan=self._first_plan(gate),
-                    next_head=self._next_head(),
-                    always=self._run.always if cached else None,
-                    computed_later=cached and self._run.computed_later,
-                )
-        hooks = HookManager(self._stack.blocks, interceptors)
-        self._hooks = hooks
-        try:
-            with hooks:
-                output = self._forward()
-        finally:
-            # They lead to the gate, which leads here: the call's inputs would wait for the garbage collector.
-            self._hooks = None
-            if self._streamer is not None:
-                self._streamer.end_call()
-        self._ran += hooks.ran
-        return output
-
-    def _announce(self, blocks: tuple[int, ...]) -> None:
-        """Take the gate's word on which blocks are still to come: the others are not prefetched, by nobody. What it
-        says once the model has returned is of no use any more."""
-        if self._hooks is None:
-            return
-        if self._streamer is not None:
-            self._streamer.announce(Plan(blocks))
-        coming = {*blocks, *self._hooks.ran}
-        leave_out(block for index, block in enumerate(self._stack.blocks) if index not in coming)
-
-    def _first_plan(self, gate: CallGate | StackProver | None) -> Plan | None:
-        """Until the gate decides, only the blocks before its decision are certain to run."""
-        if gate is None:
-            return None
-        return head_plan(self._run.head(self._stack), len(self._stack.blocks))
-
-    def _next_head(self) -> int | None:
-        return len(self._stack.blocks) if self._run is None else self._run.next_head(self._stack)
-
-    def _stream_counts(self) -> tuple[int, int]:
-        counts = self._streamer.counts if self._streamer is not None else None
-        return (counts.streamed, counts.wasted) if counts is not None else (0, 0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -61,7 +61,7 @@ class LayerwiseOffloadMixin:
             return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights, **kwargs)
         streaming = self._streaming
         if not self._is_loaded:
-            streaming.measure(self.model)
+            streaming.take_sizes(self.model)
         # Older versions save by force-patching everything and reading the state dict: then nothing is streamed.
         wanted = Placement() if force_patch_weights else self._choose_for(extra_memory)
         if wanted != streaming.placement:
@@ -241,6 +241,7 @@ class LayerwiseOffloadMixin:
             if all(now[index].is_same_memory(weights) for index, weights in streamer.weights.items()):
                 streamer.forget()
                 return
+        streamer.forget()
         self._build_engine(self.load_device)
 
     def patched_streamed_blocks(self) -> list[tuple[Any, BlockWeights]]:
@@ -281,7 +282,7 @@ class LayerwiseOffloadMixin:
             pins = PinnedHostMemory(tensor for one in weights.values() for tensor in one.host_tensors())
         total = len(stack_of(self.model).blocks)
         prefetch = self._streaming.placement.prefetch
-        streamer = BlockStreamer(weights, total, offload_device(device), prefetch, keep_alive=pins)
+        streamer = BlockStreamer(weights, total, offload_device(device), prefetch, self._streaming.copies)
         unpacked = sum(one.unpacked_bytes for one in weights.values())
         notes = engine_notes(self.layerwise_settings.lora, on_the_fly, pins, unpacked)
         self._streaming.claim(self._layerwise_token, self.patches_uuid, Engine(streamer, pins, on_the_fly, notes))

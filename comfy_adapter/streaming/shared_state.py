@@ -19,6 +19,7 @@ from ...offload.placement import Placement, choose_placement, explain
 from ...offload.residency import slot_bytes
 from ...offload.streamer import BlockStreamer
 from ...offload.timing import BlockTiming
+from ...stack.copies import CopyCounts
 from ..families.find import BlockStack, find_stack, unwrapped
 from ..keys import DBCACHE_KEY
 from .pinning import PinnedHostMemory
@@ -55,20 +56,22 @@ class ModelStreaming:
         placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
         placed_for: what the placement was chosen for, beside memory.
         engine: the engine while a layerwise patcher is loaded, else ``None``.
+        copies: what all engines of the model copied so far.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.measure(model)
+        self.take_sizes(model)
         self._model = weakref.ref(model)
         self.placement = Placement()
         self.placed_for: tuple = ()
         self.engine: Engine | None = None
+        self.copies = CopyCounts()
         self._timing: BlockTiming | None = None
         self._weights_id: object | None = None
         self._owner: object | None = None
         self._watch: torch.utils.hooks.RemovableHandle | None = None
 
-    def measure(self, model: torch.nn.Module) -> None:
+    def take_sizes(self, model: torch.nn.Module) -> None:
         """Take the sizes of the model as it is now. ComfyUI asks for them often, so they are kept."""
         blocks = find_stack(model.diffusion_model).blocks
         size = comfy.model_management.module_size
@@ -214,6 +217,18 @@ def current_engine(diffusion_model: torch.nn.Module) -> Engine | None:
     """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
     return streaming.current_engine if streaming is not None else None
+
+
+def copies_of(diffusion_model: torch.nn.Module) -> CopyCounts:
+    """Return a copy of what all engines of a diffusion model copied so far."""
+    streaming = _streaming_of.get(unwrapped(diffusion_model))
+    return streaming.copies.copy() if streaming is not None else CopyCounts()
+
+
+def timing_of(diffusion_model: torch.nn.Module) -> BlockTiming | None:
+    """Return what streamed calls of a diffusion model measured, ``None`` where none did."""
+    streaming = _streaming_of.get(unwrapped(diffusion_model))
+    return streaming.timing if streaming is not None else None
 
 
 def stack_of(model: torch.nn.Module) -> BlockStack:

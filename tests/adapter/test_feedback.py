@@ -50,7 +50,7 @@ def test_one_line_at_the_end_says_what_the_calls_add_up_to(lines):
     blocks = sum(len(call["blocks_run"]) for call in calls)
     streamed, wasted = (sum(call[name] for call in calls) / 2**20 for name in ("bytes_streamed", "bytes_wasted"))
     assert said == [
-        f"BaseModel: 5 of 10 steps cached, {20 * 8 / blocks:.2f}x fewer blocks,"
+        f"BaseModel: 5 of 10 steps cached, {1 - blocks / (20 * 8):.0%} of the block work skipped,"
         f" {streamed:.1f} MiB streamed, {wasted:.1f} MiB wasted."
     ]
     totals = run["totals"]
@@ -67,7 +67,7 @@ def test_a_threshold_that_is_never_met_names_the_nearest_difference(lines):
     assert run["notes"].count(hint) == 1
     assert said[0] == hint
     assert len(said) == 2
-    assert said[1].startswith("BaseModel: 0 of 10 steps cached, 1.00x fewer blocks, ")
+    assert said[1].startswith("BaseModel: 0 of 10 steps cached, 0% of the block work skipped, ")
 
 
 def test_a_warm_up_longer_than_the_run_is_named(lines):
@@ -99,9 +99,24 @@ def test_verbose_says_every_call(lines):
 def test_the_line_names_what_was_streamed_and_wasted_in_mib():
     """In numbers that the toys' small blocks never reach."""
     from pack_on_mock.comfy_adapter.sampling.report import CallRecord, RunReport
+    from pack_on_mock.stack.copies import CopyCounts
 
     run = RunReport("Model", "Patcher", "1", "layerwise", "", steps=4, blocks=8)
     for step, outcome, blocks, streamed, wasted in ((0, "miss", 8, 40, 0), (1, "hit", 2, 6, 3), (1, "hit", 2, 6, 1)):
-        sizes = {"bytes_streamed": streamed * 2**20, "bytes_wasted": wasted * 2**20}
-        run.calls.append(CallRecord(step, 0.5, "cond", outcome, "", {}, list(range(blocks)), **sizes))
-    assert run.headline() == "1 of 4 steps cached, 2.00x fewer blocks, 52.0 MiB streamed, 4.0 MiB wasted"
+        copies = CopyCounts(streamed * 2**20, {"not called": wasted * 2**20} if wasted else {})
+        run.calls.append(CallRecord(step, 0.5, "cond", outcome, "", {}, list(range(blocks)), copies))
+    run.copies = CopyCounts(52 * 2**20, {"not called": 3 * 2**20, "weights changed": 2**20})
+    assert run.headline() == (
+        "1 of 4 steps cached, 50% of the block work skipped, 52.0 MiB streamed, 4.0 MiB wasted"
+        " (not called 3.0 MiB, weights changed 1.0 MiB)"
+    )
+    run.copies.wasted.pop("weights changed")
+    run.block_ms = 250.0
+    assert run.headline() == (
+        "1 of 4 steps cached, 50% of the block work skipped (3.0 s of compute), 52.0 MiB streamed, 3.0 MiB wasted"
+        " (not called)"
+    )
+    assert "50% of the block work skipped (3.0 s of compute)" in run.summary()
+    assert "3.0 MiB of it for nothing (not called)" in run.summary()
+    assert run.totals()["skipped_share"] == 0.5
+    assert run.totals()["seconds_skipped"] == 3.0

@@ -118,7 +118,7 @@ def test_a_block_that_ran_without_its_weights_is_found(make):
             self.weights, self.buffer = weights, device.empty(max(one.size for one in weights.values()))
             self.device = device
 
-        def begin_call(self, **_):
+        def begin_call(self, *_):
             pass
 
         announce = end_call = lambda *_: None

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from pack.dbcache.calls import CallInfo
+from pack.dbcache.gate import CallGate
 from pack.dbcache.memory import Compared, tensor_bytes
 from pack.stack.hooks import HookManager
 from rigs.gate_rig import TOKENS, GateRig, custom
@@ -91,7 +92,7 @@ def logged_run(rig, log):
     """Make eight calls; yields each one's outcome when nothing of it is left but what is kept."""
     with log:
         for step in range(8):
-            gate = rig.session.begin_call(CallInfo(step=step, sigma=1 - step / 8, conds=("a",), kinds=(0,)))
+            gate = CallGate(rig.session, CallInfo(step=step, sigma=1 - step / 8, conds=("a",), kinds=(0,)))
             with HookManager(rig.blocks, [Watched(gate, log)]):
                 rig.plain(step)
             outcome = gate.finish()

@@ -7,6 +7,9 @@ import weakref
 
 import pytest
 import torch
+from pack.dbcache.calls import CallInfo
+from pack.dbcache.gate import CallGate
+from pack.stack.hooks import HookManager
 from rigs.gate_rig import GateRig, custom
 from rigs.toy_stacks import SHAPES
 
@@ -300,10 +303,7 @@ def test_a_change_of_control_makes_the_next_call_a_miss():
 
 
 def _with_signature(rig, step, control, signature):
-    from pack.dbcache.calls import CallInfo
-    from pack.stack.hooks import HookManager
-
-    gate = rig.session.begin_call(CallInfo(step=step, sigma=0.5, conds=("a",), kinds=(0,), control=signature))
+    gate = CallGate(rig.session, CallInfo(step=step, sigma=0.5, conds=("a",), kinds=(0,), control=signature))
     with HookManager(rig.blocks, [gate]):
         output = rig.plain(step, control=control)
     return output, gate.finish()
@@ -338,10 +338,7 @@ def test_a_call_the_gate_cannot_follow_is_exact_and_its_branch_stops(shape, miss
         assert rig.call(step)[1].hit == (step > 0)
 
     def call(step):
-        from pack.dbcache.calls import CallInfo
-        from pack.stack.hooks import HookManager
-
-        gate = rig.session.begin_call(CallInfo(step=step, sigma=0.5, conds=("a",), kinds=(0,)))
+        gate = CallGate(rig.session, CallInfo(step=step, sigma=0.5, conds=("a",), kinds=(0,)))
         victim = rig.blocks[missing]
         with HookManager(rig.blocks, [gate]):
             hooked = vars(victim)["forward"]
@@ -368,10 +365,7 @@ def test_a_block_that_runs_twice_is_noticed():
     rig = GateRig("in_place", custom(warmup_steps=0))
     rig.call(0)
     twice = rig.blocks[4]
-    from pack.dbcache.calls import CallInfo
-    from pack.stack.hooks import HookManager
-
-    gate = rig.session.begin_call(CallInfo(step=1, sigma=0.5, conds=("a",), kinds=(0,)))
+    gate = CallGate(rig.session, CallInfo(step=1, sigma=0.5, conds=("a",), kinds=(0,)))
     with HookManager(rig.blocks, [gate]):
         hooked = vars(twice)["forward"]
         vars(twice)["forward"] = lambda *args, **kwargs: hooked(hooked(*args, **kwargs), *args[1:], **kwargs)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import cache_dit
 import pytest
 import torch
 from pack.dbcache.calls import CallInfo
+from pack.dbcache.gate import CallGate
 from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
-from pack.stack.hooks import HookManager
+from pack.stack.call import StackCall
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 
 STEPS = 20
@@ -101,10 +104,10 @@ def ours(
     session = DBCacheSession(settings, STEPS, StackLayout((PlacedSegment(segment, 0, TOTAL),)))
     outputs, hits = [], []
     for step in range(STEPS):
-        gate = session.begin_call(CallInfo(step=step, sigma=0.0))
-        with HookManager(stack.blocks, [gate]):
-            outputs.append(stack(*inputs(step)))
-        if gate.finish().hit:
+        call = StackCall(stack.blocks, CallGate(session, CallInfo(step=step, sigma=0.0)))
+        result = call.run(functools.partial(stack, *inputs(step)))
+        outputs.append(result.output)
+        if result.outcome.hit:
             hits.append(step)
     return outputs, hits
 

@@ -7,6 +7,7 @@ import torch
 from pack.offload.block_weights import ALIGNMENT, BlockWeights, HeldAttribute
 from pack.offload.devices.synchronous import SynchronousDevice
 from pack.offload.streamer import BlockStreamer
+from pack.stack.outlook import Outlook
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.float8_e4m3fn]
 
@@ -235,6 +236,6 @@ def test_streamed_products_are_those_of_the_plain_weights():
     streamer = BlockStreamer({0: weights}, 1, SynchronousDevice(torch.device("cpu")), 0)
     with torch.inference_mode():
         expected = layer(given)
-        streamer.begin_call(plan=None, next_head=None)
+        streamer.begin_call(Outlook())
         assert torch.equal(streamer.run_block(0, layer, (given,), {}), expected)
         streamer.end_call()

@@ -13,6 +13,7 @@ from pack.offload.placement import Placement, call_ms, choose_placement, explain
 from pack.offload.residency import choose_streamed, slot_bytes
 from pack.offload.streamer import BlockStreamer
 from pack.offload.timing import BlockTiming, CallTimer
+from pack.stack.outlook import Outlook
 from torch import nn, uint8, zeros
 
 from bench.policies import planned
@@ -199,7 +200,7 @@ def engine(times, streamed, bandwidth=50.0, units=1000):
 
 
 def run_call(blocks, streamer, ran=None):
-    streamer.begin_call(plan=None, next_head=len(blocks))
+    streamer.begin_call(Outlook(next_head=len(blocks)))
     for index in range(len(blocks)) if ran is None else ran:
         streamer.run_block(index, blocks[index].forward, (0,), {})
     streamer.end_call()
@@ -240,9 +241,9 @@ def test_each_run_can_be_measured_anew():
         block.ms = 9.0
     calls(3)
     assert streamer.timing.compute_ms == pytest.approx(7.0)
-    streamer.measure()
+    streamer.time_next_call()
     run_call(blocks, streamer)
-    streamer.measure()  # a measurement under way is not thrown away
+    streamer.time_next_call()  # a measurement under way is not thrown away
     assert streamer.timing.compute_ms == pytest.approx(7.0)  # until the new figures are there
     device.synchronise()
     calls(2)
@@ -262,7 +263,7 @@ def test_a_device_that_cannot_time_goes_on_without(method, monkeypatch, caplog):
         device.synchronise()
     assert streamer.timing is None
     assert sum("not timed" in record.getMessage() for record in caplog.records) == 1
-    assert streamer.counts.wasted == 0
+    assert streamer.counts.wasted_bytes == 0
 
 
 def test_nothing_streamed_is_nothing_measured():

@@ -9,21 +9,12 @@ import torch
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.virtual import VirtualDevice
 from pack.offload.residency import streamed_blocks
-from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
-from pack.stack.hooks import HookManager
+from pack.stack.call import StackCall
+from pack.stack.outlook import Outlook, Plan
+from rigs.scripted_gate import ScriptedGate
 
 WIDTH = 4
-
-
-class Skip:
-    """Lets only some blocks run, as the gate does."""
-
-    def __init__(self, run):
-        self._run = set(run)
-
-    def run_block(self, index, forward, args, kwargs):
-        return forward(*args, **kwargs) if index in self._run else args[0]
 
 
 class RandomRun:
@@ -54,22 +45,24 @@ class RandomRun:
         expected = x = torch.linspace(-1, 1, WIDTH)
         for index in run:
             expected = self.blocks[index](expected)
-        self.streamer.begin_call(
-            plan=Plan(tuple(range(self.fn)), complete=False),
+        known = self.known[number] and not self.hits[number]
+        announced = tuple(one for one in run if known or one >= self.fn)
+        gate = ScriptedGate(run, announced, judged_at=self.fn - 1, known=known)
+        outlook = Outlook(
+            Plan(tuple(range(self.fn)), complete=False),
             next_head=self.fn if number + 1 < len(self.hits) else None,
             always=self.always,
             computed_later=self.certain[number],
         )
-        known = self.known[number] and not self.hits[number]
-        with HookManager(self.blocks, [Skip(run), self.streamer]):
-            if known:
-                self.streamer.announce(Plan(tuple(run)))
-            for index, block in enumerate(self.blocks):
-                x = block(x)
-                if index == self.fn - 1 and not known:
-                    self.streamer.announce(Plan(tuple(one for one in run if one >= self.fn)))
-        self.streamer.end_call()
-        return x, expected, self.streamer.counts.streamed - moved
+
+        def forward():
+            hidden = x
+            for block in self.blocks:
+                hidden = block(hidden)
+            return hidden
+
+        result = StackCall(self.blocks, gate, self.streamer, outlook).run(forward)
+        return result.output, expected, self.streamer.counts.streamed - moved
 
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
@@ -81,9 +74,9 @@ def test_nothing_is_copied_for_nothing(first):
         for number, hit in enumerate(run.hits):
             output, expected, moved = run.call(number)
             assert torch.equal(output, expected), seed
-            assert run.streamer.counts.wasted == 0, seed
+            assert run.streamer.counts.wasted_bytes == 0, seed
             assert not (hit and covered and moved), seed
             held_over += hit and any(run.streamer.holds(index) for index in run.streamed)
         run.streamer.release_slots()
-        assert run.streamer.counts.wasted == 0, seed
+        assert run.streamer.counts.wasted_bytes == 0, seed
     assert held_over > 0

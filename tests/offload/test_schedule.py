@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pack.offload.schedule import Plan, blocks_to_come, head_plan, learned_order, upcoming_either_way, upcoming_streamed
+from pack.offload.schedule import Horizon, learned_order
+from pack.stack.outlook import Plan, head_plan
 
 ORDER = (0, 1, 2, 3, 4, 5)
 
 
 def coming(current, *, plan=None, next_head=6, streamed=(0, 1, 2, 3, 4, 5), window=2, order=ORDER):
-    return upcoming_streamed(current, order, plan, next_head, streamed, window)
+    return Horizon(order, streamed, plan, next_head).upcoming(current, window)
 
 
 def test_without_a_plan_the_order_goes_on_and_wraps_to_the_head():
@@ -42,8 +43,9 @@ def test_a_plan_is_followed_and_then_the_head():
 
 def test_nothing_is_expected_beyond_an_incomplete_plan():
     plan = Plan((0, 1), complete=False)
-    assert coming(None, plan=plan) == (0, 1)
-    assert coming(1, plan=plan) == ()
+    horizon = Horizon(ORDER, ORDER, plan, next_head=6)
+    assert list(horizon.certain(None)) == [0, 1]
+    assert list(horizon.certain(1)) == []
 
 
 def test_before_the_cache_decides_its_first_blocks_are_certain():
@@ -54,7 +56,7 @@ def test_before_the_cache_decides_its_first_blocks_are_certain():
 def test_a_learned_order_counts():
     order = (0, 2, 1, 3, 4, 5)
     assert coming(0, order=order) == (2, 1)
-    assert list(blocks_to_come(2, order, None, None)) == [1, 3, 4, 5]
+    assert list(Horizon(order, order).certain(2)) == [1, 3, 4, 5]
 
 
 def test_only_a_call_in_which_every_block_ran_teaches_the_order():
@@ -64,18 +66,18 @@ def test_only_a_call_in_which_every_block_ran_teaches_the_order():
 
 
 def test_what_is_held_over_comes_after_everything_certain():
-    assert upcoming_streamed(0, ORDER, Plan((5,)), 1, {2, 3}, 1, held_over=4) == (2,)
-    assert upcoming_streamed(3, ORDER, Plan((1, 2, 3, 4, 5)), 1, {2, 3, 4}, 4, held_over=4) == (4, 2)
-    assert upcoming_streamed(0, ORDER, Plan((5,)), None, {2, 3}, 4, held_over=4) == ()
+    assert Horizon(ORDER, {2, 3}, Plan((5,)), 1).upcoming(0, 1, held_over=4) == (2,)
+    assert Horizon(ORDER, {2, 3, 4}, Plan((1, 2, 3, 4, 5)), 1).upcoming(3, 4, held_over=4) == (4, 2)
+    assert Horizon(ORDER, {2, 3}, Plan((5,)), None).upcoming(0, 4, held_over=4) == ()
 
 
 def test_a_block_that_has_run_may_be_the_next_calls():
-    assert upcoming_streamed(0, ORDER, Plan(()), 1, {0, 2}, 2) == ()
-    assert upcoming_streamed(0, ORDER, Plan(()), 1, {0, 2}, 2, running=False) == (0,)
+    assert Horizon(ORDER, {0, 2}, Plan(()), 1).upcoming(0, 2) == ()
+    assert Horizon(ORDER, {0, 2}, Plan(()), 1).upcoming(0, 2, running=False) == (0,)
 
 
 def either_way(plan, streamed, window, *, current=0, next_head=1, held_over=0, always=(0, 5)):
-    return upcoming_either_way(current, ORDER, plan, next_head, streamed, window, held_over, False, always)
+    return Horizon(ORDER, streamed, plan, next_head, always).upcoming(current, window, held_over, running=False)
 
 
 def test_before_the_cache_decides_only_what_comes_either_way_is_expected():
@@ -100,6 +102,6 @@ def test_before_the_cache_decides_what_was_held_over_stays():
 
 def test_no_more_is_held_over_than_there_are_slots_to_spare():
     streamed = {0, 1, 2, 3, 5}
-    assert upcoming_streamed(4, ORDER, Plan((4, 5)), 1, streamed, 4, held_over=0) == (5, 0)
-    assert upcoming_streamed(4, ORDER, Plan((4, 5)), 1, streamed, 4, held_over=1) == (5, 0, 1)
-    assert upcoming_streamed(4, ORDER, Plan((4, 5)), 1, streamed, 3, held_over=4) == (5, 0, 1)
+    assert Horizon(ORDER, streamed, Plan((4, 5)), 1).upcoming(4, 4, held_over=0) == (5, 0)
+    assert Horizon(ORDER, streamed, Plan((4, 5)), 1).upcoming(4, 4, held_over=1) == (5, 0, 1)
+    assert Horizon(ORDER, streamed, Plan((4, 5)), 1).upcoming(4, 3, held_over=4) == (5, 0, 1)

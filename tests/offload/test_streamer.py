@@ -9,9 +9,11 @@ import torch
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.virtual import RaceError, VirtualDevice
 from pack.offload.residency import streamed_blocks
-from pack.offload.schedule import Plan
 from pack.offload.streamer import BlockStreamer
+from pack.stack.call import StackCall
 from pack.stack.hooks import HookManager
+from pack.stack.outlook import Outlook, Plan
+from rigs.scripted_gate import ScriptedGate
 
 WIDTH = 8
 BLOCK_BYTES = WIDTH * WIDTH * 4
@@ -32,16 +34,6 @@ class Block(torch.nn.Module):
         if self.device is not None:
             self.device.compute(self.duration)
         return x + torch.tanh(x @ self.weight.t()[:, :WIDTH])
-
-
-class Skip:
-    """A gate that runs only the given blocks."""
-
-    def __init__(self, run):
-        self.run = set(run)
-
-    def run_block(self, index, forward, args, kwargs):
-        return forward(*args, **kwargs) if index in self.run else args[0]
 
 
 class Rig:
@@ -76,25 +68,28 @@ class Rig:
         run = range(self.total) if run is None else run
         next_head = self.total if next_head == -1 else next_head
         x = torch.linspace(-1, 1, WIDTH) if x is None else x
-        before = self.streamer.counts.streamed, self.streamer.counts.wasted
-        verdict = None
-        if always is not None:
-            plan, verdict = Plan((0,), complete=False), plan
-        self.streamer.begin_call(plan=plan, next_head=next_head, always=always, computed_later=later)
-        try:
-            with HookManager(self.blocks, [Skip(run), self.streamer]) as hooks:
-                for block in self.blocks:
-                    x = block(x)
-                    if block is self.blocks[0] and verdict is not None:
-                        self.device.synchronise()
-                        self.streamer.announce(verdict)
-        finally:
-            self.streamer.end_call()
-        self.ran = hooks.ran
+        before = self.streamer.counts.copy()
+        announced = None
+        if always is not None and plan is not None:
+            plan, announced = Plan((0,), complete=False), plan.blocks
+        elif always is not None:
+            plan = Plan((0,), complete=False)
+        outlook = Outlook(plan, next_head, tuple(always) if always is not None else None, later)
+        read_back = [lambda blocks, ran: self.device.synchronise()]
+        call = StackCall(self.blocks, ScriptedGate(run, announced), self.streamer, outlook, read_back)
+
+        def forward():
+            hidden = x
+            for block in self.blocks:
+                hidden = block(hidden)
+            return hidden
+
+        result = call.run(forward)
+        self.ran = result.ran
         self.check_at_rest()
-        after = self.streamer.counts.streamed, self.streamer.counts.wasted
-        self.moved, self.wasted = after[0] - before[0], after[1] - before[1]
-        return x
+        copied = self.streamer.counts.since(before)
+        self.moved, self.wasted = copied.streamed, copied.wasted_bytes
+        return result.output
 
     def expected(self, run=None, x=None):
         run = range(self.total) if run is None else run
@@ -138,7 +133,7 @@ def test_hits_and_misses_in_any_order(total, fn, bn, prefetch, policy, planned):
             most = prefetch + 1 if planned else prefetch
             assert not rig.streamer.holds(index) or index in [i for i in every if i in rig.streamed][:most]
         assert len(streamed_ran) * BLOCK_BYTES <= rig.moved + prefetch * BLOCK_BYTES
-    assert rig.streamer.counts.peak_slots == min(prefetch + 1, len(rig.streamed)) * BLOCK_BYTES
+    assert rig.streamer.peak_slot_bytes == min(prefetch + 1, len(rig.streamed)) * BLOCK_BYTES
 
 
 def test_everything_moved_with_a_plan_ran():
@@ -148,7 +143,7 @@ def test_everything_moved_with_a_plan_ran():
         rig.call(run, plan=Plan(tuple(run)), next_head=None if number == 3 else 1)
         ran += len([index for index in run if index in rig.streamed])
     assert rig.streamer.counts.streamed == ran * BLOCK_BYTES
-    assert rig.streamer.counts.wasted == 0
+    assert rig.streamer.counts.wasted_bytes == 0
 
 
 def test_a_hit_moves_nothing_when_the_residents_cover_fn_and_bn():
@@ -247,14 +242,14 @@ def test_a_cached_call_keeps_the_slots_it_needs(prefetch, spare):
 
 def test_every_slot_is_used_while_a_resident_block_runs():
     rig = Rig(8, streamed=(4, 5, 6, 7), prefetch=1)
-    rig.streamer.begin_call(plan=Plan(tuple(range(8))), next_head=8)
+    rig.streamer.begin_call(Outlook(Plan(tuple(range(8))), next_head=8))
     assert [index for index in range(8) if rig.streamer.holds(index)] == [4, 5]
     rig.streamer.end_call()
 
 
 def test_an_undecided_plan_prefetches_nothing_beyond_it():
     rig = Rig(8, prefetch=2)
-    rig.streamer.begin_call(plan=Plan((0,), complete=False), next_head=1)
+    rig.streamer.begin_call(Outlook(Plan((0,), complete=False), next_head=1))
     assert [index for index in range(8) if rig.streamer.holds(index)] == [0]
     rig.streamer.announce(Plan((7,)))
     assert rig.streamer.holds(7)
@@ -289,15 +284,15 @@ def test_the_order_is_learned_from_a_full_call():
     rig = Rig(4, prefetch=1)
     order = [0, 2, 1, 3]
     for _ in range(2):
-        rig.streamer.begin_call(plan=None, next_head=4)
+        rig.streamer.begin_call(Outlook(None, next_head=4))
         x = torch.linspace(-1, 1, WIDTH)
         with HookManager(rig.blocks, [rig.streamer]):
             for index in order:
                 x = rig.blocks[index](x)
-        before = rig.streamer.counts.wasted
+        before = rig.streamer.counts.wasted_bytes
         rig.streamer.end_call()
     assert torch.equal(x, rig.expected(order))
-    assert rig.streamer.counts.wasted == before
+    assert rig.streamer.counts.wasted_bytes == before
 
 
 def test_a_mixed_schedule_of_masks_and_skips():
@@ -356,7 +351,7 @@ class Raising:
 def test_an_exception_beside_any_block_leaves_a_clean_engine(index, when, outside):
     rig = Rig(8, streamed=(0, 1, 3, 4, 6, 7), prefetch=2)
     raising = Raising(index, when)
-    rig.streamer.begin_call(plan=None, next_head=8)
+    rig.streamer.begin_call(Outlook(None, next_head=8))
     order = [raising, rig.streamer] if outside else [rig.streamer, raising]
 
     def run():
@@ -428,7 +423,7 @@ def test_fewer_slots_where_there_is_no_room_and_an_error_where_there_is_none():
     rig = Rig(6, prefetch=3)
     rig.device._capacity = 2 * BLOCK_BYTES
     assert torch.equal(rig.call(), rig.expected())
-    assert rig.streamer.counts.peak_slots == 2 * BLOCK_BYTES
+    assert rig.streamer.peak_slot_bytes == 2 * BLOCK_BYTES
     rig = Rig(6, prefetch=3)
     rig.device._capacity = BLOCK_BYTES - 1
     with pytest.raises(RuntimeError, match="Lower resident_blocks or vram_budget_gb"):
@@ -465,7 +460,7 @@ def test_virtual_step_time_with_blocks_of_different_size(bandwidth):
         rig.call()
     step = (rig.device.compute_time - start) / 5
     assert step <= 1.05 * max(20.0, size / (bandwidth * BLOCK_BYTES))
-    assert rig.streamer.counts.peak_slots == 3 * 4 * BLOCK_BYTES
+    assert rig.streamer.peak_slot_bytes == 3 * 4 * BLOCK_BYTES
 
 
 def test_the_virtual_device_catches_a_reused_slot():

@@ -10,10 +10,12 @@ import torch
 from pack.comfy_adapter.sampling.report import CallRecord
 from pack.pictures import run_chart
 from pack.pictures.run_chart import ChartRun
+from pack.stack.copies import CopyCounts
 
 
 def call(step, branch="cond", diffs=None, ran=range(4), streamed=0, wasted=0) -> CallRecord:
-    return CallRecord(step, 1.0, branch, "miss", "", diffs or {}, list(ran), streamed, wasted)
+    copies = CopyCounts(streamed, {"not called": wasted})
+    return CallRecord(step, 1.0, branch, "miss", "", diffs or {}, list(ran), copies)
 
 
 def run(calls, **values) -> ChartRun:

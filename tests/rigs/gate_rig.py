@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from pack.comfy_adapter.families.find import find_stack
 from pack.dbcache.calls import CallInfo
+from pack.dbcache.gate import CallGate
 from pack.dbcache.rules import DBCacheSettings
 from pack.dbcache.session import DBCacheSession
-from pack.stack.hooks import HookManager
+from pack.stack.call import StackCall
 
 from rigs.mock_comfy import wrap_diffusion_model
 from rigs.toy_stacks import SHAPES, WIDTH, blocks_of
@@ -48,9 +49,9 @@ class GateRig:
         """Make one gated call; returns (output, outcome)."""
         self.announced = []
         call = CallInfo(step=step, sigma=1 - step / self.steps, conds=(branch,), kinds=(0,), **info)
-        gate = self.session.begin_call(call, self.announced.append)
-        with HookManager(self.blocks, [gate]) as hooks:
-            output = self.plain(step if at is None else at, seed=seed, control=control, x=x)
-        self.ran = hooks.ran
-        self.gate = gate
-        return output, gate.finish()
+        self.gate = CallGate(self.session, call)
+        heard = [lambda blocks, ran: self.announced.append(blocks)]
+        call = StackCall(self.blocks, self.gate, listeners=heard)
+        result = call.run(lambda: self.plain(step if at is None else at, seed=seed, control=control, x=x))
+        self.ran = result.ran
+        return result.output, result.outcome
