@@ -192,6 +192,8 @@ class SamplingRun:
         """Drop the run's tensors and hand its report over."""
         self._report.placement = self._explained_placement()
         self._report.copies = copies_of(self._root).since(self._copied_before)
+        for call in self._report.calls:
+            call.copies = call.copies.copy()  # a finished report stays as it is
         timing = timing_of(self._root)
         self._report.block_ms = timing.compute_ms if timing is not None else None
         if self.session is not None:
