@@ -11,26 +11,24 @@ import torch
 from ...dbcache.calls import CallInfo, CallOutcome, base_name
 from ...dbcache.gate import CallGate
 from ...dbcache.proving import StackProver
-from ...dbcache.rules import DBCacheSettings
 from ...dbcache.session import DBCacheSession
 from ...dbcache.steps import StepCounter
 from ...stack.call import CallResult
 from ...stack.layout import StackLayout
 from ...stack.outlook import Outlook, head_plan
+from ..attachments import attached
 from ..families.find import find_stack, unwrapped
-from ..keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from ..streaming.shared_state import Engine, copies_of, timing_of
 from ..versions import comfyui_version, keeping_context
 from .control_ranges import ControlRanges, levels_at, patches_acting
 from .neighbours import whole_step_cache
 from .noise_levels import SigmaReader, foretold_levels
 from .progress import show_on_node
-from .report import CallRecord, ReportBox, RunReport
+from .report import CallRecord, RunReport
 
 log = logging.getLogger("dit_layerwise_offload.run")
 
 NO_CACHE = "DBCache is not on this model"
-NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
 COMPILED_WHOLE = (
     "The model is compiled as a whole: nothing of it runs compiled while DiT Layerwise Offload or DBCache is on it."
     " Compile its blocks one by one instead."
@@ -53,20 +51,20 @@ class SamplingRun:
         stack = find_stack(self._root)
         self.counter = StepCounter(sigmas.tolist())
         self._levels = SigmaReader(foretold_levels(sampler, sigmas, patcher))
-        self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
-        engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
+        given = attached(patcher)
+        self._box = given.report
         self._report = RunReport(
             model=type(patcher.model).__name__,
             patcher=type(patcher).__name__,
             comfyui=comfyui_version(),
-            engine=engine,
-            engine_reason=reason,
+            engine=given.engine,
+            engine_reason=given.engine_reason,
             steps=self.counter.steps,
             blocks=len(stack.blocks),
         )
-        settings: DBCacheSettings | None = patcher.attachments.get(DBCACHE_KEY)
+        settings = given.cache
         self._settings = settings
-        self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
+        self._node_id = given.node_id
         self._unproven = ""
         self._copied_before = copies_of(self._root)
         self._explained_placement = getattr(patcher, "explained_placement", lambda: "")

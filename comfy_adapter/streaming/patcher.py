@@ -18,7 +18,7 @@ from ...offload.block_weights import BlockWeights
 from ...offload.devices import offload_device
 from ...offload.placement import Placement
 from ...offload.streamer import BlockStreamer
-from ..keys import DBCACHE_KEY
+from ..attachments import attached
 from .effective_weights import build_block_weights, loras_on_the_fly, patched_bytes
 from .notes import engine_notes
 from .pinning import PinnedHostMemory, wants_pinning
@@ -168,10 +168,10 @@ class LayerwiseOffloadMixin:
     @property
     def _placement_key(self) -> tuple:
         """What a placement depends on, beside memory."""
-        return self.layerwise_settings, self.attachments.get(DBCACHE_KEY)
+        return self.layerwise_settings, attached(self).cache
 
     def _choose(self, budget: float, most: int | None = None) -> Placement:
-        return self._streaming.choose(self.layerwise_settings, self.attachments, budget, most)
+        return self._streaming.choose(self.layerwise_settings, attached(self).cache, budget, most)
 
     def _choose_for(self, extra_memory: float) -> Placement:
         """Return what to stream in a load that may take ``extra_memory`` more bytes.

@@ -14,6 +14,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
+from ...dbcache.rules import DBCacheSettings
 from ...offload.block_weights import BlockWeights
 from ...offload.placement import Placement, choose_placement, explain
 from ...offload.residency import slot_bytes
@@ -21,7 +22,6 @@ from ...offload.streamer import BlockStreamer
 from ...offload.timing import BlockTiming
 from ...stack.copies import CopyCounts
 from ..families.find import BlockStack, find_stack, unwrapped
-from ..keys import DBCACHE_KEY
 from .pinning import PinnedHostMemory
 from .settings import OffloadSettings
 
@@ -86,13 +86,13 @@ class ModelStreaming:
         return len(self._module_bytes)
 
     def choose(
-        self, settings: OffloadSettings, attachments: dict[str, Any], budget: float, most: int | None = None
+        self, settings: OffloadSettings, cache: DBCacheSettings | None, budget: float, most: int | None = None
     ) -> Placement:
         """Return what to stream, and how far ahead, within ``budget`` device bytes for weights.
 
-        ``most`` limits the number of residents beyond what the settings do.
+        ``cache`` are DBCache's settings, ``None`` where it is not on the model; ``most`` limits the number of
+        residents beyond what the settings do.
         """
-        cache = attachments.get(DBCACHE_KEY)
         cache = cache.with_preset() if cache is not None else None
         budget = min(budget, settings.budget_bytes)
         return choose_placement(

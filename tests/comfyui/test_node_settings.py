@@ -36,7 +36,7 @@ OFFLOAD = {
 
 def test_dbcache(pack, dbcache):
     model = dbcache(build(WAN), preset="custom", **{name: value for name, (_, value) in CACHE.items()})
-    settings = model.attachments[pack.module("comfy_adapter.keys").DBCACHE_KEY]
+    settings = pack.module("comfy_adapter.attachments").attached(model).cache
     assert settings.preset == "custom"
     assert {field: getattr(settings, field) for field, _ in CACHE.values()} == dict(CACHE.values())
 
