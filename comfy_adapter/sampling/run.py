@@ -18,7 +18,7 @@ from ...stack.layout import StackLayout
 from ...stack.outlook import Outlook, head_plan
 from ..attachments import attached
 from ..families.find import find_stack, unwrapped
-from ..streaming.shared_state import Engine, copies_of, timing_of
+from ..streaming.shared_state import BuiltEngine, copies_of, timing_of
 from ..versions import comfyui_version, keeping_context
 from .control_ranges import ControlRanges, levels_at, patches_acting
 from .neighbours import whole_step_cache
@@ -161,7 +161,7 @@ class SamplingRun:
                 self._unproven = f"not supported: {gate.why}"
                 self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")
 
-    def record(self, call: CallInfo, result: CallResult[CallOutcome], engine: Engine | None) -> None:
+    def record(self, call: CallInfo, result: CallResult[CallOutcome], engine: BuiltEngine | None) -> None:
         """Keep what became of a call that ``engine`` streamed, if one did."""
         outcome = result.outcome or CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
         record = CallRecord(

@@ -14,7 +14,7 @@ import torch
 from ...stack.call import StackCall
 from ...stack.outlook import Outlook
 from ..families.find import BlockStack, find_stack, wrapper_of
-from ..streaming.shared_state import Engine, current_engine
+from ..streaming.shared_state import BuiltEngine, current_engine
 from ..versions import keeping_context
 from .prefetch_queue import leaving_out
 from .run import SamplingRun
@@ -101,7 +101,7 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
 def _run_call(
     stack: BlockStack,
     run: SamplingRun | None,
-    engine: Engine | None,
+    engine: BuiltEngine | None,
     arguments: dict[str, Any],
     forward: Callable[[], Any],
 ) -> Any:

@@ -33,14 +33,14 @@ def _is_limit(number: int | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A built engine and what it was built with.
+class BuiltEngine:
+    """A streamer and the choices it was built with.
 
     Attributes:
-        streamer: does the streaming.
+        streamer: copies the blocks.
         pins: its pinned host memory, ``None`` where nothing is to be pinned.
         on_the_fly: whether LoRAs are applied at each use instead of baked.
-        notes: what it had to settle for, for the log and the run report.
+        notes: its limits in words, for the log and the run report.
     """
 
     streamer: BlockStreamer
@@ -64,7 +64,7 @@ class ModelStreaming:
         self._model = weakref.ref(model)
         self.placement = Placement()
         self.placed_for: tuple = ()
-        self.engine: Engine | None = None
+        self.engine: BuiltEngine | None = None
         self.copies = CopyCounts()
         self._timing: BlockTiming | None = None
         self._weights_id: object | None = None
@@ -148,7 +148,7 @@ class ModelStreaming:
         """Whether the engine holds the weights that ComfyUI knows by this ``patches_uuid``."""
         return self.engine is not None and self._weights_id == weights_id
 
-    def claim(self, token: object, weights_id: object, engine: Engine) -> None:
+    def claim(self, token: object, weights_id: object, engine: BuiltEngine) -> None:
         """Put a newly built engine in charge; the one before it must have been released."""
         self.engine, self._weights_id, self._owner = engine, weights_id, token
 
@@ -157,7 +157,7 @@ class ModelStreaming:
         self._owner = token
 
     @property
-    def current_engine(self) -> Engine | None:
+    def current_engine(self) -> BuiltEngine | None:
         """The engine, as long as the weights ComfyUI has loaded into the model are those it was built for."""
         model = self._model()
         loaded = None if model is None else model.current_weight_patches_uuid
@@ -213,7 +213,7 @@ def streaming_of(model: torch.nn.Module) -> ModelStreaming:
     return _streaming_of[root]
 
 
-def current_engine(diffusion_model: torch.nn.Module) -> Engine | None:
+def current_engine(diffusion_model: torch.nn.Module) -> BuiltEngine | None:
     """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
     return streaming.current_engine if streaming is not None else None

@@ -41,3 +41,25 @@ def test_clones_share_what_cannot_be_changed():
     attach(copy, cache=None)
     assert attached(model).cache is not None
     assert attached(copy).report is attached(model).report
+
+
+def test_a_copy_answers_while_it_is_still_being_cloned():
+    """Other packs' callbacks see it before it has its settings."""
+    plain = patcher_of("in_place")
+    model = streamed(plain, resident_blocks=2)
+    seen = []
+
+    class Telling(type(plain)):
+        def clone(self):
+            copy = super().clone()
+            seen.append((copy.model_size(), copy.loaded_size(), copy.explained_placement()))
+            return copy
+
+    class TellingStreamed(type(model).__mro__[1], type(model).__mro__[2], Telling):
+        pass
+
+    model.__class__ = TellingStreamed
+    copy = model.clone()
+    assert len(seen) == 1
+    assert copy.layerwise_settings == model.layerwise_settings
+    assert copy.model_size() < seen[0][0]
