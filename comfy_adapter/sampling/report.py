@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...pictures.run_chart import ChartRun
-from ...stack.copies import CopyCounts
+from ...stack.copies import CopyCounts, mib
 
 NO_RUN = "No sampling run has been made with this MODEL yet. Connect the sampler's output to 'after'."
 NOT_OURS = "This MODEL has neither DiT Layerwise Offload nor DBCache on it. Connect the MODEL they put out."
@@ -192,8 +192,3 @@ class ReportBox:
 
     def __init__(self) -> None:
         self.report: RunReport | None = None
-
-
-def mib(size: int) -> str:
-    """Return a size in bytes as MiB."""
-    return f"{size / 2**20:.1f} MiB"

@@ -56,7 +56,7 @@ class SamplingRun:
         self._report = RunReport(
             model=type(patcher.model).__name__,
             patcher=type(patcher).__name__,
-            comfyui=comfyui_version(),
+            comfyui=comfyui_version,
             engine=given.engine,
             engine_reason=given.engine_reason,
             steps=self.counter.steps,
