@@ -18,6 +18,7 @@ from ...stack.layout import StackLayout
 from ...stack.outlook import Outlook, head_plan
 from ..attachments import attached
 from ..families.find import find_stack, unwrapped
+from ..families.row import table_row, with_argument_names
 from ..streaming.shared_state import BuiltEngine, copies_of, timing_of
 from ..versions import comfyui_version, keeping_context
 from .control_ranges import ControlRanges, levels_at
@@ -95,10 +96,10 @@ class SamplingRun:
         if other and self._settings is not None:
             self._note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
 
-    def _note_once(self, text: str) -> None:
+    def _note_once(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._report.notes:
             self._report.notes.append(text)
-            log.warning("%s", text)
+            log.log(level, "%s", text)
 
     def covers(self, diffusion_model: Any) -> bool:
         """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
@@ -153,7 +154,11 @@ class SamplingRun:
         if isinstance(gate, StackProver):
             layout = gate.layout()
             if layout is not None:
+                stack = find_stack(self._root)
+                layout = with_argument_names(layout, unwrapped(stack.blocks[0]))
                 self._open_session(layout)
+                row = table_row(stack.family, layout)
+                self._note_once(f"DBCache: no table describes this model; proven on this call: {row}", logging.INFO)
             else:
                 self._unproven = f"not supported: {gate.why}"
                 self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")
