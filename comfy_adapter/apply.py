@@ -1,4 +1,4 @@
-"""What the nodes do: one function a node, from validated settings to a patched clone."""
+"""The nodes' work: one function a node, from validated settings to a patched clone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
     """Return a clone of ``model`` whose blocks are streamed as ``settings`` say.
 
     Raises:
-        ValueError: the model has no known block stack, or a setting asks for what this version does not do.
+        ValueError: the model has no known block stack, or a setting asks for something this version cannot do.
         RuntimeError: the installed torch is too old for the device.
     """
     find_stack(_diffusion_model(model))
@@ -104,8 +104,9 @@ def last_run(model: Any) -> tuple[str, str, torch.Tensor]:
     if box is None or box.report is None:
         message = NO_RUN if box is not None else NOT_OURS
         return message, message, _chart(lambda: draw_message(message))[0]
-    chart, missing = _chart(lambda: draw_run(box.report.chart()))
-    return box.report.summary() + missing, box.report.to_json(), chart
+    report = box.report
+    chart, missing = _chart(lambda: draw_run(report.chart()))
+    return report.summary() + missing, report.to_json(), chart
 
 
 def _chart(draw: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, str]:

@@ -1,4 +1,4 @@
-"""What the pack's nodes leave on a model patcher for the sampling run to find: one frozen object under one name.
+"""The link from the pack's nodes to the sampling run: one frozen object under one name on the model patcher.
 
 ComfyUI hands a patcher's attachments on to its clones as they are. So nothing here is ever changed: a node attaches
 a new object to the clone it puts out, and the patcher it came from keeps its own.
@@ -18,7 +18,7 @@ NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
 
 @dataclass(frozen=True)
 class Attachments:
-    """What one MODEL output carries; the defaults are those of a model that none of the pack's nodes put out.
+    """Carried by one MODEL output; the defaults are those of a model that none of the pack's nodes put out.
 
     Attributes:
         report: where the report of its last run is put; each node's output has its own.
@@ -36,11 +36,11 @@ class Attachments:
 
 
 def attached(patcher: Any) -> Attachments:
-    """Return what the pack's nodes attached to ``patcher``."""
+    """Return the attachments of ``patcher``, the defaults where the pack's nodes left none."""
     found: Attachments = patcher.attachments.get(KEY, Attachments())
     return found
 
 
 def attach(patcher: Any, **changes: Any) -> None:
-    """Attach to ``patcher`` what it has already, with ``changes`` to the fields of :class:`Attachments`."""
+    """Attach a new object to ``patcher``: the one it has, with ``changes`` to fields of :class:`Attachments`."""
     patcher.set_attachments(KEY, replace(attached(patcher), **changes))

@@ -31,13 +31,13 @@ class BlockList:
 
 @dataclass(frozen=True)
 class About:
-    """Words on a family for the documentation's page; none of them changes what the nodes do.
+    """Words on a family for the documentation's page; the nodes do not read them.
 
     Attributes:
         between: the model's own work between two blocks, which a cache must neither repeat nor leave out.
         left_alone: other lists of blocks, which always run, and why.
         since: the oldest ComfyUI among those it was tested on.
-        notes: what a user should know.
+        notes: for users.
     """
 
     between: str = ""
@@ -51,7 +51,7 @@ class Family:
     """A model family.
 
     Attributes:
-        name: what users call it.
+        name: the one users know.
         classes: names of ComfyUI's diffusion model classes, exactly: a subclass may have a loop of its own.
         lists: its block lists in execution order.
         wrapper: which of ComfyUI's wrappers surrounds its forward, ``diffusion_model`` or ``apply_model``.

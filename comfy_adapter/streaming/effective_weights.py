@@ -30,7 +30,7 @@ def loras_on_the_fly(choice: str, patched_bytes: int, free_bytes: float) -> bool
 
     Args:
         choice: the node's ``lora`` input.
-        patched_bytes: what baking would take in main memory.
+        patched_bytes: the main memory that baking would take.
         free_bytes: main memory available now; a reserve of it is left alone.
     """
     if choice == "auto":

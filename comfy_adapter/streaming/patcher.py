@@ -2,7 +2,7 @@
 
 ComfyUI keeps everything else: it places, counts, patches, evicts and saves the resident blocks and the weights
 outside the stack, as for any model. Streamed blocks keep their original weights on the offload device and are
-left out of the loader's list; what they cost on the device are the engine's slots, counted in the sizes told.
+left out of the loader's list; on the device they cost the engine's slots, which count in the sizes told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the pack's mixins over ComfyUI's model patcher take for granted, for the type checker; empty at run time."""
+"""The common base of the pack's mixins over ComfyUI's model patcher, for the type checker; empty at run time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .settings import OffloadSettings
 
     class PatcherBase(ModelPatcher):
-        """ComfyUI's patcher with what the mixins ask of each other."""
+        """ComfyUI's patcher, with the members that one mixin uses of another."""
 
         layerwise_settings: OffloadSettings
 

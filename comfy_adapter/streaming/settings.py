@@ -19,7 +19,7 @@ AUTO = -1
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """The inputs by name; ``offload/placement.py`` chooses what is left to it.
+    """The inputs by name; ``offload/placement.py`` chooses where an input leaves it the choice.
 
     Attributes:
         engine: who streams. ``auto`` leaves a model under dynamic VRAM to ComfyUI and streams all others.
