@@ -62,6 +62,12 @@ def families(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def describe(session: nox.Session) -> None:
+    """Print the family table's row for a model class: -- comfy.ldm.x.Model ARGUMENTS --inputs INPUTS, both as JSON."""
+    _run(session, "-m", "dev.describe", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     _run(session, "-m", "ruff", "check", ".")

@@ -7,7 +7,7 @@ placeholders and no ``.data`` assignment, so ``state_dict()`` is right at every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ def is_opaque(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class HeldAttribute:
+class AttributeWhileRunning:
     """A module attribute that has to hold ``value`` while the block runs (for example a cast flag)."""
 
     module: torch.nn.Module
@@ -75,16 +75,16 @@ class BlockWeights:
     Args:
         block: the transformer block; its parameters and buffers are read now, and must stay on the host.
         effective: host tensors that replace originals of the same ``id()`` (weights with LoRA baked in).
-        held: attributes to set on modules of the block while it runs.
+        while_running: attributes to set on modules of the block for that time.
     """
 
     def __init__(
         self,
         block: torch.nn.Module,
         effective: Mapping[int, torch.Tensor] | None = None,
-        held: Iterable[HeldAttribute] = (),
+        while_running: Iterable[AttributeWhileRunning] = (),
     ) -> None:
-        self._held = tuple(held)
+        self._while_running = tuple(while_running)
         self._places: list[_Place] = []
         self._sources: list[torch.Tensor] = []
         self._grads: list[bool] = []
@@ -175,14 +175,16 @@ class BlockWeights:
         return all(layout is not None for layout in self._layouts)
 
     @contextmanager
-    def installed(self, entries: Sequence[torch.Tensor], held: Sequence[HeldAttribute] | None = None):
+    def installed(
+        self, entries: Sequence[torch.Tensor], attributes: Sequence[AttributeWhileRunning] | None = None
+    ) -> Iterator[None]:
         """Put ``entries`` (of :meth:`device_entries` or :meth:`host_entries`) into the block for the length of the
-        context, with the attributes ``held`` set (by default those that a running block needs)."""
-        attributes_held = self._held if held is None else held
+        context, with ``attributes`` set (by default those that a running block needs)."""
+        wanted = self._while_running if attributes is None else attributes
         originals = [place.table[place.name] for place in self._places]
-        attributes = [one.module.__dict__.get(one.name, MISSING) for one in attributes_held]
+        before = [one.module.__dict__.get(one.name, MISSING) for one in wanted]
         try:
-            for one in attributes_held:
+            for one in wanted:
                 one.module.__dict__[one.name] = one.value
             for place, entry in zip(self._places, entries, strict=True):
                 place.table[place.name] = entry
@@ -190,7 +192,7 @@ class BlockWeights:
         finally:
             for place, original in zip(self._places, originals, strict=True):
                 place.table[place.name] = original
-            for one, value in zip(attributes_held, attributes, strict=True):
+            for one, value in zip(wanted, before, strict=True):
                 if value is MISSING:
                     one.module.__dict__.pop(one.name, None)
                 else:

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from ..stack.copies import CopyCounts
+from ..stack.copies import CopyCounts, mib
 from .block_weights import BlockWeights
 from .devices.base import Event, OffloadDevice
 
@@ -76,7 +76,7 @@ class SlotPool:
             except torch.OutOfMemoryError as error:
                 if not self._slots:
                     raise torch.OutOfMemoryError(
-                        f"The device has no room for one slot of {self._slot_size / 2**20:.1f} MiB to stream blocks"
+                        f"The device has no room for one slot of {mib(self._slot_size)} to stream blocks"
                         " through. Lower resident_blocks or vram_budget_gb, or free device memory."
                     ) from error
                 log.warning(

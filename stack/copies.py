@@ -8,6 +8,7 @@ NOT_CALLED = "not called"
 WEIGHTS_CHANGED = "weights changed"
 SLOTS_GIVEN_BACK = "slots given back"
 BLOCK_FAILED = "block failed"
+MIB = 2**20
 
 
 @dataclass
@@ -40,3 +41,8 @@ class CopyCounts:
         """Return what came on top of earlier counts of the same engine."""
         grown = {reason: size - before.wasted.get(reason, 0) for reason, size in self.wasted.items()}
         return CopyCounts(self.streamed - before.streamed, {reason: size for reason, size in grown.items() if size})
+
+
+def mib(size: float) -> str:
+    """Return a size in bytes in MiB, for people."""
+    return f"{size / MIB:.1f} MiB"

@@ -105,10 +105,10 @@ def test_switching_hooks_keeps_slots_and_pins(pack, offload, family, monkeypatch
     hooks = comfy.hooks.create_hook_lora(lora=lora(plain, family), strength_model=1.0, strength_clip=0.0)
     positive = comfy.hooks.set_hooks_for_conditioning(cond(2), hooks)
     expected = sample(plain, family, positive=positive)
-    patcher = pack.module("comfy_adapter.streaming.patcher")
+    building = pack.module("comfy_adapter.streaming.build")
     built, forgotten = [], []
-    streamer, forget = patcher.BlockStreamer, patcher.BlockStreamer.forget
-    monkeypatch.setattr(patcher, "BlockStreamer", lambda *args, **kw: built.append(1) or streamer(*args, **kw))
+    streamer, forget = building.BlockStreamer, building.BlockStreamer.forget
+    monkeypatch.setattr(building, "BlockStreamer", lambda *args, **kw: built.append(1) or streamer(*args, **kw))
     monkeypatch.setattr(streamer, "forget", lambda self: forgotten.append(1) or forget(self))
     assert torch.equal(sample(offload(plain, resident_blocks=2), family, positive=positive), expected)
     assert len(built) == 1

@@ -58,6 +58,10 @@ def test_a_stack_in_one_list_is_proven_and_cached(offload, dbcache, report, unkn
     for call in run["calls"]:
         assert len(call["blocks_run"]) == (2 if call["step"] in HITS else len(stack.blocks))
     assert run["totals"]["bytes_wasted"] == 0
+    [note] = [note for note in run["notes"] if "no table describes this model" in note]
+    assert (
+        f'Family("{stack.family.name}", ("{stack.family.name}",), (BlockList("{stack.family.lists[0].path}", ' in note
+    )
     assert torch.equal(sample(model, family), cached)
     assert torch.equal(sample(plain, family), expected)
 
