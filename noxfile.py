@@ -62,10 +62,17 @@ def families(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def rooms(session: nox.Session) -> None:
+    """Draw the picture of the rooms in docs/how-it-works.md from the imports."""
+    _run(session, "-m", "dev.rooms_picture")
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style and formatting."""
+    """Check style, formatting and types."""
     _run(session, "-m", "ruff", "check", ".")
     _run(session, "-m", "ruff", "format", "--check", ".")
+    _run(session, "-m", "dev.check_types")
 
 
 def _run(session: nox.Session, *arguments: str) -> None:

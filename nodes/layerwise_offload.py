@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io
 
 
@@ -80,7 +82,7 @@ class DiTLayerwiseOffload(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model,
+        model: Any,
         engine: str,
         resident_blocks: int,
         vram_budget_gb: float,
