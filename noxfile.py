@@ -50,6 +50,12 @@ def quality(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def rooms(session: nox.Session) -> None:
+    """Draw the picture of the rooms in docs/how-it-works.md from the imports."""
+    _run(session, "-m", "dev.rooms_picture")
+
+
+@nox.session(venv_backend="none")
 def train_toy(session: nox.Session) -> None:
     """Train the embedded toy model anew, about a quarter of an hour on two cores."""
     _run(session, "-m", "dev.toy.train", *session.posargs)
@@ -59,12 +65,6 @@ def train_toy(session: nox.Session) -> None:
 def families(session: nox.Session) -> None:
     """Write the documentation's page of model families from their table."""
     _run(session, "-m", "dev.family_page")
-
-
-@nox.session(venv_backend="none")
-def rooms(session: nox.Session) -> None:
-    """Draw the picture of the rooms in docs/how-it-works.md from the imports."""
-    _run(session, "-m", "dev.rooms_picture")
 
 
 @nox.session(venv_backend="none")

@@ -7,7 +7,7 @@ placeholders and no ``.data`` assignment, so ``state_dict()`` is right at every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -180,7 +180,7 @@ class BlockWeights:
         return all(layout is not None for layout in self._layouts)
 
     @contextmanager
-    def installed(self, entries: Sequence[torch.Tensor], held: Sequence[HeldAttribute] | None = None) -> Iterator[None]:
+    def installed(self, entries: Sequence[torch.Tensor], held: Sequence[HeldAttribute] | None = None):
         """Put ``entries`` (of :meth:`device_entries` or :meth:`host_entries`) into the block for the length of the
         context, with the attributes ``held`` set (by default those that a running block needs)."""
         attributes_held = self._held if held is None else held
