@@ -49,11 +49,15 @@ def draw(imports: Iterable[Import]) -> str:
     imports = list(imports)
     found = arrows(imports)
     rooms = sorted({room_of(one.source) for one in imports} - {"__init__", ADAPTER})
-    lines = ["```mermaid", "flowchart TD", f"    subgraph {ADAPTER}/"]
-    lines += [f"        {wing}[{wing}.py]" if wing == "apply" else f"        {wing}[{wing}/]" for wing in WINGS]
-    lines += ["    end", *(f"    {room}[{room}/]" for room in rooms)]
+    lines = ["```mermaid", "flowchart TD", _box(ADAPTER, "    subgraph ")]
+    lines += [_box(wing, "        ", ".py" if wing == "apply" else "/") for wing in WINGS]
+    lines += ["    end", *(_box(room, "    ") for room in rooms)]
     lines += [f"    {source} --> {target}" for source, target in sorted(without_detours(found))]
     return "\n".join([*lines, "```", ""])
+
+
+def _box(name: str, before: str, ending: str = "/") -> str:
+    return f'{before}{name}["{name}{ending}"]'
 
 
 def with_picture(page: str) -> str:
