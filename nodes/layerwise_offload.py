@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io
 
 from ..comfy_adapter.streaming.settings import (
@@ -92,7 +94,7 @@ class DiTLayerwiseOffload(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model,
+        model: Any,
         engine: str,
         resident_blocks: int,
         vram_budget_gb: float,

@@ -17,17 +17,21 @@ import torch
 ALIGNMENT = 256
 MISSING = object()
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+TensorTable = dict[str, Any]  # a module's own _parameters or _buffers
 
 
 def is_opaque(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` cannot be packed into a buffer: a subclass that takes no part in torch's flatten protocol, as
     GGUF packs have them, or one made of other subclasses. It can only be moved whole, by its own ``to``."""
-    if type(tensor) in PLAIN_TYPES:
-        return False
+    return type(tensor) not in PLAIN_TYPES and _flattened(tensor) is None
+
+
+def _flattened(tensor: torch.Tensor) -> tuple[Sequence[str], Any] | None:
+    """Return the names of a subclass's inner tensors, all plain, and what it is rebuilt with; ``None`` if opaque."""
     if not hasattr(tensor, "__tensor_flatten__"):
-        return True
-    names, _ = tensor.__tensor_flatten__()
-    return any(type(getattr(tensor, name)) not in PLAIN_TYPES for name in names)
+        return None
+    names, context = tensor.__tensor_flatten__()
+    return (names, context) if all(type(getattr(tensor, name)) in PLAIN_TYPES for name in names) else None
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class AttributeWhileRunning:
 class _Place:
     """One entry of a module's ``_parameters`` or ``_buffers``."""
 
-    table: dict[str, torch.Tensor | None]
+    table: TensorTable
     name: str
     is_parameter: bool
     source: int
@@ -96,7 +100,8 @@ class BlockWeights:
     def _collect(self, block: torch.nn.Module, effective: Mapping[int, torch.Tensor]) -> None:
         source_of: dict[int, int] = {}
         for module in block.modules():
-            for table, is_parameter in ((module._parameters, True), (module._buffers, False)):
+            tables: tuple[tuple[TensorTable, bool], ...] = ((module._parameters, True), (module._buffers, False))
+            for table, is_parameter in tables:
                 for name, tensor in table.items():
                     if tensor is None:
                         continue
@@ -128,7 +133,7 @@ class BlockWeights:
     ) -> list[torch.Tensor]:
         """Return the block's tensors as views into ``buffer``, one for each place; shared ones are one object.
 
-        ``to_device`` moves what cannot be packed (tensor subclasses without the flatten protocol).
+        ``to_device`` moves the tensors that cannot be packed (subclasses without the flatten protocol).
         """
         with torch.inference_mode(False):
             return self._entries(
@@ -209,12 +214,13 @@ class _SourceLayout:
     @classmethod
     def of(cls, source: torch.Tensor, offset: int) -> tuple[_SourceLayout | None, int]:
         """Return the layout from byte ``offset`` on and the next free offset; ``None`` for opaque tensors."""
-        if is_opaque(source):
-            return None, offset
         if type(source) in PLAIN_TYPES:
             piece, following = _piece(None, source, offset)
             return cls((piece,), None), following
-        names, context = source.__tensor_flatten__()
+        flattened = _flattened(source)
+        if flattened is None:
+            return None, offset
+        names, context = flattened
         pieces = []
         following = offset
         for name in names:
@@ -226,7 +232,8 @@ class _SourceLayout:
         if self.pieces[0].inner_name is None:
             return self.pieces[0].view(buffer)
         inner = {piece.inner_name: piece.view(buffer) for piece in self.pieces}
-        return type(source).__tensor_unflatten__(inner, self.context, source.size(), source.stride())
+        subclass: Any = type(source)  # torch does not declare its flatten protocol
+        return subclass.__tensor_unflatten__(inner, self.context, source.size(), source.stride())
 
 
 def _piece(name: str | None, tensor: torch.Tensor, offset: int) -> tuple[_Piece, int]:
@@ -255,7 +262,7 @@ def _copied_bytes(source: torch.Tensor, layout: _SourceLayout | None) -> int:
 
 
 def _as_entry(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
-    """Return what goes into a module's table. A parameter asks for gradients where the original did, and is no
+    """Return the entry for a module's table. A parameter asks for gradients where the original did, and is no
     inference tensor, though nobody trains here: torch chooses between matrix products by that, which differ in their
     last bits (``should_fold`` in its matmul)."""
     if not is_parameter or isinstance(tensor, torch.nn.Parameter):

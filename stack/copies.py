@@ -26,7 +26,7 @@ class CopyCounts:
 
     @property
     def wasted_bytes(self) -> int:
-        """What was copied for nothing, for whatever reason."""
+        """The bytes copied for nothing, for whatever reason."""
         return sum(self.wasted.values())
 
     def waste(self, size: int, reason: str) -> None:
@@ -38,7 +38,7 @@ class CopyCounts:
         return CopyCounts(self.streamed, dict(self.wasted))
 
     def since(self, before: CopyCounts) -> CopyCounts:
-        """Return what came on top of earlier counts of the same engine."""
+        """Return the growth since earlier counts of the same engine."""
         grown = {reason: size - before.wasted.get(reason, 0) for reason, size in self.wasted.items()}
         return CopyCounts(self.streamed - before.streamed, {reason: size for reason, size in grown.items() if size})
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from rigs import real_comfy
 from rigs.family_rig import FORCED, HITS, ByHand, build, sample
-from rigs.tiny_families import TINY_FAMILIES, TinyFamily
+from rigs.tiny_families import TINY_FAMILIES
+from rigs.tiny_family import TinyFamily
 from rigs.tiny_rarer_families import RARER_FAMILIES
 from rigs.tiny_sizes import VIDEO_LATENT, WAN
 
