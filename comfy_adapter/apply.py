@@ -12,10 +12,10 @@ from ..dbcache.cache_dit import load_cache_dit
 from ..dbcache.rules import DBCacheSettings
 from ..offload.devices import check_torch
 from ..pictures.run_chart import blank, draw_message, draw_run
-from .attachments import attach, attached
+from .attachments import ReportBox, attach, attached
 from .families.find import find_stack
 from .sampling.neighbours import whole_step_cache
-from .sampling.report import NO_RUN, NOT_OURS, ReportBox
+from .sampling.report import NO_RUN, NOT_OURS
 from .sampling.wrappers import add_wrappers
 from .streaming.dynamic_vram import plain_copy
 from .streaming.patcher import layerwise_patcher, with_new_identity

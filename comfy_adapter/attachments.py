@@ -7,13 +7,30 @@ a new object to the clone it puts out, and the patcher it came from keeps its ow
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..dbcache.rules import DBCacheSettings
-from .sampling.report import ReportBox
+from ..pictures.run_chart import ChartRun
 
 KEY = "dit_layerwise_offload"
 NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
+
+
+class Report(Protocol):
+    """A run's report, as the report node shows it."""
+
+    def summary(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+    def chart(self) -> ChartRun: ...
+
+
+class ReportBox:
+    """Holds the report of the last run made with one MODEL output; shared by that output's clones."""
+
+    def __init__(self) -> None:
+        self.report: Report | None = None
 
 
 @dataclass(frozen=True)

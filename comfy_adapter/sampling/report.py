@@ -185,10 +185,3 @@ class RunReport:
             f"{self._why_wasted()}, slots {mib(self.peak_slot_bytes)}",
         ]
         return "\n".join(lines + self.notes)
-
-
-class ReportBox:
-    """Holds the report of the last run made with one MODEL output; shared by that output's clones."""
-
-    def __init__(self) -> None:
-        self.report: RunReport | None = None

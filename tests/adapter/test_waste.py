@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rigs.mock_runs import apply, cached, patcher_of, run_of, sample, streamed
 
+from pack_on_mock.comfy_adapter.attachments import attached  # isort: skip
 from pack_on_mock.comfy_adapter.streaming.shared_state import streaming_of  # isort: skip
 
 
@@ -115,14 +116,7 @@ def test_waste_stands_at_the_step_of_its_copy_and_no_bar_is_negative():
     model = streamed(patcher_of("out_of_place"), resident_blocks=0)
     before_call(model, 6, lambda streamer: streamer.forget())  # the first call of step 3
     sample(model)
-    chart = chart_of(model)
-    useful, wasted = bytes_by_step(chart)
+    useful, wasted = bytes_by_step(attached(model).report.report.chart())
     assert min(useful) >= 0
     assert [bool(size) for size in wasted] == [step == 2 for step in range(10)]
     assert sum(useful) + sum(wasted) == run_of(model)["totals"]["bytes_streamed"]
-
-
-def chart_of(model):
-    from pack_on_mock.comfy_adapter.keys import REPORT_KEY
-
-    return model.attachments[REPORT_KEY].report.chart()
