@@ -78,8 +78,8 @@ def hook_costs(repeats: int = REPEATS) -> dict[str, float]:
         StackCall(blocks, None, streamer, Outlook(next_head=BLOCKS)).run(run)
 
     def gated(**values: object) -> Callable[[int], None]:
-        settings = DBCacheSettings(preset="custom", fn=1, bn=0, max_continuous=-1, **values)
-        session = DBCacheSession(settings, repeats + 20, layout)
+        settings = DBCacheSettings(preset="custom", fn=1, bn=0, max_continuous=-1, calibrator="none", **values)
+        session = DBCacheSession(settings.rules(BLOCKS), repeats + 20, layout)
 
         def call(number: int) -> None:
             StackCall(blocks, CallGate(session, CallInfo(step=number, sigma=0.5))).run(run)

@@ -93,7 +93,6 @@ class ModelStreaming:
         ``most`` limits the number of residents beyond what the settings do.
         """
         cache = attachments.get(DBCACHE_KEY)
-        cache = cache.with_preset() if cache is not None else None
         budget = min(budget, settings.budget_bytes)
         return choose_placement(
             self._block_bytes,

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from pack.dbcache.calibrators import CALIBRATORS
 from pack.dbcache.calls import CallInfo
 from pack.dbcache.gate import CallGate
 from pack.stack.hooks import HookManager
@@ -14,6 +15,7 @@ from rigs.gate_rig import GateRig, custom
 from rigs.toy_stacks import SHAPES
 
 each_shape = pytest.mark.parametrize("shape", SHAPES)
+FORECASTING = [name for name in CALIBRATORS if name != "none"]
 FN_BN = [(1, 0), (1, 2), (2, 1), (3, 2), (4, 3)]
 
 
@@ -175,7 +177,7 @@ def test_threshold_zero_never_hits_and_keeps_nothing():
         assert torch.equal(output, rig.plain(step))
 
 
-@pytest.mark.parametrize("calibrator", ["taylorseer", "foca", "dmd", "secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", FORECASTING)
 @each_shape
 def test_calibrators_forecast_better_than_reuse(shape, calibrator):
     """On a slow, smooth trajectory a forecast of the residual is nearer to the truth than the old residual."""
@@ -192,7 +194,7 @@ def test_calibrators_forecast_better_than_reuse(shape, calibrator):
     assert error(calibrator) < 0.7 * error("none")
 
 
-@pytest.mark.parametrize("calibrator", ["taylorseer", "foca", "dmd", "secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", FORECASTING)
 def test_calibrators_stay_finite_when_a_step_is_evaluated_twice(calibrator):
     rig = GateRig("in_place", custom(warmup_steps=2, max_continuous=1, calibrator=calibrator, calibrator_order=2))
     for step in range(10):
@@ -433,7 +435,7 @@ def test_no_tensor_outlives_the_session(shape):
 
 
 @each_shape
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "foca", "secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 def test_the_cache_on_the_cpu_gives_the_same(shape, calibrator):
     """On one device both ways keep the same numbers; what goes to main memory is tested with a stand-in for it."""
     rigs = [GateRig(shape, custom(cache_device=device, calibrator=calibrator)) for device in ("device", "cpu")]
@@ -448,6 +450,8 @@ def tensors_in(value) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if type(value).__module__.startswith("cache_dit."):
+        inner = vars(value).values()
     return [tensor for one in inner for tensor in tensors_in(one)]
 
 
@@ -473,7 +477,7 @@ class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 @each_shape
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 def test_everything_kept_is_made_where_it_may_be_kept(shape, calibrator, monkeypatch):
     """ComfyUI's allocation-recording compiler aborts when a tensor made inside a block's scope outlives it."""
     import contextlib
@@ -499,11 +503,8 @@ def test_everything_kept_is_made_where_it_may_be_kept(shape, calibrator, monkeyp
             _, outcome = rig.call(step)
         context = next(iter(rig.session._branches.values())).context._context
         kept = list(context.buffers.values())
-        if calibrator == "taylorseer":
-            for state in context.calibrator.states.values():
-                kept += [t for group in state.state.values() for t in group if t is not None]
-        if calibrator in ("secant", "sigma_taylor"):
-            kept += [t for group in vars(context.calibrator).values() for t in tensors_in(group)]
+        if context.calibrator is not None:
+            kept += tensors_in(vars(context.calibrator))
         assert kept
         for tensor in kept:
             assert tensor.untyped_storage().data_ptr() in recorder.made_inside

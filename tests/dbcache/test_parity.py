@@ -101,7 +101,7 @@ def ours(
         scm=scm,
     )
     segment = Segment((HiddenState("hidden", "hidden_states", position=0),))
-    session = DBCacheSession(settings, STEPS, StackLayout((PlacedSegment(segment, 0, TOTAL),)))
+    session = DBCacheSession(settings.rules(TOTAL), STEPS, StackLayout((PlacedSegment(segment, 0, TOTAL),)))
     outputs, hits = [], []
     for step in range(STEPS):
         call = StackCall(stack.blocks, CallGate(session, CallInfo(step=step, sigma=0.0)))
