@@ -42,15 +42,17 @@ def differences(residuals: Mapping[str, torch.Tensor], kept: Callable[[str], tor
 def relative_difference(kept: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
     """Return mean(|kept - fresh|) / mean(|kept|) of two tensors of one shape, of shape () on their device.
 
-    Differences are taken in the tensors' own type and summed in float32 at least. No temporary has more than
-    ``ELEMENTS_AT_ONCE`` elements.
+    Sums are taken in float32 at least. Differences, means and their ratio have the tensors' own type, as cache-dit's
+    do: in half precision a verdict near the threshold depends on it. No temporary has more than ``ELEMENTS_AT_ONCE``
+    elements.
     """
     precision = torch.promote_types(kept.dtype, torch.float32)
     moved, size = [], []
     for before, after in _pieces(kept, fresh):
         moved.append(torch.sub(before, after).abs_().sum(dtype=precision))
         size.append(before.abs().sum(dtype=precision))
-    return reduce(torch.add, moved) / reduce(torch.add, size)
+    means = (reduce(torch.add, total) / kept.numel() for total in (moved, size))
+    return torch.div(*(mean.to(kept.dtype) for mean in means))
 
 
 def _pieces(kept: torch.Tensor, fresh: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from pack.dbcache.calibrators import CALIBRATORS
@@ -11,9 +9,9 @@ from pack.dbcache.calls import CallInfo
 from pack.dbcache.gate import CallGate
 from pack.dbcache.memory import tensor_bytes
 from pack.stack.hooks import HookManager
+from rigs.allocation_log import AllocationLog
 from rigs.gate_rig import TOKENS, GateRig, custom
 from rigs.toy_stacks import WIDTH
-from torch.utils._python_dispatch import TorchDispatchMode
 
 each_shape = pytest.mark.parametrize("shape", ["out_of_place", "in_place", "double_single", "two_streams"])
 STREAMS = {"out_of_place": 1, "in_place": 1, "double_single": 3, "two_streams": 2}
@@ -36,37 +34,6 @@ def test_buffers_between_calls_are_few(shape):
     buffers = branch_of(rig).context._context.buffers.values()
     assert len({buffer.untyped_storage().data_ptr() for buffer in buffers}) == JUDGED[shape] + STREAMS[shape]
     assert rig.session.kept_bytes == sum(buffer.numel() * buffer.element_size() for buffer in buffers)
-
-
-class AllocationLog(TorchDispatchMode):
-    """Adds up the memory that is alive, of tensors made while it is switched on, with at least ``least`` elements."""
-
-    def __init__(self, least):
-        super().__init__()
-        self._least = least
-        self._made: dict[int, tuple[int, list[weakref.ref]]] = {}
-        self.on = False
-        self.most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for made in result if isinstance(result, tuple | list) else (result,):
-            if self.on and isinstance(made, torch.Tensor) and made.numel() >= self._least:
-                storage = made.untyped_storage()
-                self._drop_dead()  # their memory may be this one's now
-                self._made.setdefault(storage.data_ptr(), (storage.nbytes(), []))[1].append(weakref.ref(made))
-        self.most = max(self.most, self.alive)
-        return result
-
-    def _drop_dead(self):
-        for storage, (_, references) in list(self._made.items()):
-            if all(reference() is None for reference in references):
-                del self._made[storage]
-
-    @property
-    def alive(self):
-        self._drop_dead()
-        return sum(size for size, _ in self._made.values())
 
 
 class Watched:
