@@ -167,7 +167,7 @@ class BranchContext:
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept between calls, in bytes."""
+        """The size of everything kept between calls, in bytes."""
         return tensor_bytes(self._context.buffers, self._context.calibrator, [tensor for _, tensor, _ in self._unread])
 
     def add_cached_step(self) -> None:

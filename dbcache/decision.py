@@ -1,8 +1,8 @@
-"""Hit or miss, and why: whatever decides about a model call is said here, without tensors.
+"""Hit or miss, and why: every decision about a model call is made here, without tensors.
 
 Three questions, in the order in which they come up: whether a call is a miss before its first blocks ran
-(:func:`known_miss`), whether it hits by what they gave (:func:`judge`), and whether a later call is certain to be a
-miss (:func:`computes_after`). The conditions are those of cache-dit's ``can_cache``, to which the pack adds the window
+(:func:`known_miss`), whether it hits once they have (:func:`judge`), and whether a later call is certain to be a miss
+(:func:`computes_after`). The conditions are those of cache-dit's ``can_cache``, to which the pack adds the window
 of the denoising process, the last step, the first call of a branch, and a change of control.
 """
 

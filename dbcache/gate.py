@@ -3,8 +3,8 @@
 Scheme (measured over every family of ComfyUI): on a computed call keep, for each segment and state, the
 residual from the input of the first middle block to the output of the last. On a hit compute
 ``y = input of the first skipped block + residual`` once, let the skipped blocks return their inputs, and return
-``y`` from the last skipped one. Adding the residual at the first skipped block instead would count what the
-model itself adds between blocks (ControlNet, VACE) twice.
+``y`` from the last skipped one. Adding the residual at the first skipped block instead would count twice
+the model's own additions between blocks (ControlNet, VACE).
 
 The first-block comparison is First Block Cache's, generalised to Fn and Bn by cache-dit's DBCache.
 """

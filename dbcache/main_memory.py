@@ -70,7 +70,7 @@ class OnDevice:
 
 
 class AcceleratorCopies:
-    """A device with streams. Copies run on the current stream, in order with what is computed, into pinned memory.
+    """A device with streams. Copies run on the current stream, in order with its computations, into pinned memory.
 
     torch reuses pinned memory only when the copies from and to it are done.
     """
@@ -101,7 +101,7 @@ class MainMemory:
     """Keeps every tensor in main memory.
 
     Args:
-        note: is told once what could not be done as it should.
+        note: is told of fallbacks, for the log and the report.
         device_for: returns how to copy beside the host, ``None`` for plain copies.
     """
 

@@ -1,4 +1,4 @@
-"""DBCache's rules in three stages: a node's inputs, what holds for its model, what holds in a run of known length.
+"""DBCache's rules in three stages: a node's inputs, the rules for its model, the rules of a run of known length.
 
 Names are cache-dit's (``DBCacheConfig``): Fn and Bn blocks always run, W warm-up steps, R the residual
 difference threshold, MC the cap on cached steps in a row. Preset values and their sources: README, "Presets".
@@ -85,7 +85,7 @@ class DBCacheSettings(_Values):
     """The node's inputs, validated.
 
     Raises:
-        ValueError: a value is not allowed; the message names it and what is.
+        ValueError: a value is not allowed; the message names field, value and the allowed ones.
     """
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class DBCacheSettings(_Values):
             )
 
     def rules(self, blocks: int, long_skips_of: str = "") -> CacheRules:
-        """Return what holds for a stack: the preset's values filled in, ``custom`` taken at its word.
+        """Return the rules for a stack: the preset's values filled in, ``custom`` taken at its word.
 
         Args:
             blocks: number of blocks in the stack.
@@ -145,12 +145,12 @@ class DBCacheSettings(_Values):
 
 @dataclass(frozen=True)
 class CacheRules(_Values):
-    """What holds for one model: :meth:`DBCacheSettings.rules` makes it, once. Equal where the values are."""
+    """The rules for one model, made once by :meth:`DBCacheSettings.rules`. Equal where the values are."""
 
 
 @dataclass(frozen=True)
 class RunRules(_Values):
-    """What holds in one run: :func:`rules_for_run` makes it.
+    """The rules of one run, made by :func:`rules_for_run`.
 
     Attributes:
         steps: sampler steps in the schedule.

@@ -56,7 +56,7 @@ class DBCacheSession:
         self._branches: dict[Hashable, Branch] = {}
 
     def outlook(self, call: CallInfo) -> Outlook:
-        """Return what is certain about a call before its first block runs."""
+        """Return the certainties about a call before its first block runs."""
         route = self.route
         head = route.total if self.off else route.fn
         tail = () if self.off else range(route.total - route.bn, route.total)

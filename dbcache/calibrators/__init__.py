@@ -1,4 +1,4 @@
-"""The calibrators: one table, from which everything that has to do with them by name is made.
+"""The calibrators: one table, from which every list of their names is made.
 
 A new one is a class in a file of its own (see :class:`.base.Forecaster`) and a row here.
 """
@@ -20,7 +20,7 @@ class CalibratorChoice:
 
     Attributes:
         blurb: its forecast in a few words, for tooltip and pages.
-        keeps: what it keeps in memory beside the last residuals, for the pages.
+        keeps: its memory beside the last residuals, in a few words.
         config: makes cache-dit's configuration of it, from (``cache_dit.caching``, order).
         forecaster: makes the pack's own one for a branch, from (order,); then there is no ``config``.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from pack.dbcache.calibrators import CALIBRATORS, CalibratorChoice, calibrator_c
 from pack.dbcache.calibrators.base import Forecaster
 from pack.dbcache.rules import DBCacheSettings
 from rigs.gate_rig import GateRig, custom
+from rigs.toy_stacks import SHAPES
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 WEB_PAGE = REPOSITORY / "web" / "docs" / "DiTDBCache.md"
+FORECASTING = [name for name in CALIBRATORS if name != "none"]
 OTHER_PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+
+each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
 def hits_with(calibrator: str) -> list[torch.Tensor]:
@@ -43,11 +48,37 @@ class Doubling(Forecaster):
         return 2 * self.last[name]
 
 
-@pytest.mark.parametrize("name", [name for name in CALIBRATORS if name != "none"])
+@pytest.mark.parametrize("name", FORECASTING)
 def test_every_calibrator_changes_what_is_forecast(name):
     repeated, forecast = hits_with("none"), hits_with(name)
     assert len(forecast) == len(repeated) > 0
     assert not any(torch.equal(a, b) for a, b in zip(repeated, forecast, strict=True))
+
+
+@pytest.mark.parametrize("calibrator", FORECASTING)
+@each_shape
+def test_calibrators_forecast_better_than_reuse(shape, calibrator):
+    """On a slow, smooth trajectory a forecast of the residual is nearer to the truth than the old residual."""
+
+    def error(name):
+        rig = GateRig(shape, custom(warmup_steps=4, max_continuous=2, calibrator=name))
+        total = 0.0
+        for step in range(12):
+            output, outcome = rig.call(step)
+            assert output.isfinite().all()
+            total += float((output - rig.plain(step)).abs().mean()) if outcome.hit else 0.0
+        return total
+
+    assert error(calibrator) < 0.7 * error("none")
+
+
+@pytest.mark.parametrize("calibrator", FORECASTING)
+def test_calibrators_stay_finite_when_a_step_is_evaluated_twice(calibrator):
+    rig = GateRig("in_place", custom(warmup_steps=2, max_continuous=1, calibrator=calibrator, calibrator_order=2))
+    for step in range(10):
+        for at in (step, step + 0.5):
+            output, _ = rig.call(step, at=at)
+            assert output.isfinite().all()
 
 
 def test_one_row_is_all_that_a_new_forecaster_needs(monkeypatch):
@@ -102,3 +133,12 @@ def test_the_pages_list_the_calibrators_of_the_table():
     others = [table for page in OTHER_PAGES for table in tables_of(page)]
     assert others
     assert all(table == expected for table in others)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_tooltips_name_them_all(language):
+    texts = json.loads((REPOSITORY / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    tooltip = texts["DiTDBCache"]["inputs"]["calibrator"]["tooltip"]
+    places = [re.search(rf"\b{name}(:|\uff1a)", tooltip) for name in CALIBRATORS]
+    assert all(places)
+    assert [place.start() for place in places] == sorted(place.start() for place in places)
