@@ -120,14 +120,14 @@ class BranchContext:
         self,
         manager: Any,
         context: Any,
-        mask: tuple[int, ...] = (),
-        store: Store | None = None,
-        forecaster: Forecaster | None = None,
+        mask: tuple[int, ...],
+        store: Store,
+        forecaster: Forecaster | None,
     ) -> None:
         self._manager = manager
         self._context = context
         self._mask = mask
-        self._store = store or OnDevice()
+        self._store = store
         self._forecaster = forecaster
         self._updated_at: dict[str, int] = {}
         self._arrivals: dict[str, Arrival] = {}

@@ -233,7 +233,6 @@ class CallGate:
             branch.context.drop_middle_residuals([block.name(state) for state in hidden])
             if not self._has_room(self._copy, hidden):
                 return block.run()
-            del hidden
         result = block.run()
         if block.index == block.middle[-1]:
             self._has_room(self._record, branch, block, result)

@@ -112,7 +112,8 @@ class StackProver:
 
 
 def _tensors(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[ArgumentPlace, Any]]:
-    for argument, value in [*enumerate(args), *kwargs.items()]:
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for argument, value in given:
         yield ArgumentPlace(argument), value
         if isinstance(value, tuple | list):
             for item, inner in enumerate(value):

@@ -84,8 +84,8 @@ class Segment:
             return {self.states[0].name: result} if isinstance(result, torch.Tensor) else None
         if not isinstance(result, tuple | list) or len(result) != len(self.states):
             return None
-        ended = {state.name for state in self.states if state.may_end and result[state.output] is None}
-        hidden = {state.name: result[state.output] for state in self.states if state.name not in ended}
+        returned = [(state, result[output]) for output, state in self._by_output()]
+        hidden = {state.name: value for state, value in returned if not (state.may_end and value is None)}
         return hidden if all(isinstance(value, torch.Tensor) for value in hidden.values()) else None
 
     def judged_states(self, residuals: Hidden, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
@@ -98,8 +98,12 @@ class Segment:
         """Return what a block would return for these hidden states; ``None`` for states that are not among them."""
         if self.states[0].output is None:
             return hidden[self.states[0].name]
-        ordered = sorted(self.states, key=lambda state: state.output)
-        return tuple(hidden.get(state.name) for state in ordered)
+        return tuple(hidden.get(state.name) for _, state in self._by_output())
+
+    def _by_output(self) -> list[tuple[int, HiddenState]]:
+        """Return the states of the tuple that a block returns, with their indices in it, in order."""
+        placed = [(state.output, state) for state in self.states if state.output is not None]
+        return sorted(placed, key=lambda pair: pair[0])
 
 
 def _argument(name: str, position: int | None, args: tuple, kwargs: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import torch
 
@@ -85,7 +86,8 @@ class SecantCalibrator(Forecaster):
         moves = list(self._moves.values())
         if any(along.shape != moves[0][0].shape for along, _ in moves):
             return None
-        return _ratio(sum(along for along, _ in moves), sum(length for _, length in moves))
+        along, length = (reduce(torch.add, products) for products in zip(*moves, strict=True))
+        return _ratio(along, length)
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -96,7 +98,7 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     tokens = 1 if a.dim() >= 3 else 0
     summed = tuple(range(tokens, a.dim()))
     pieces = zip(a.split(TOKENS_AT_ONCE, tokens), b.split(TOKENS_AT_ONCE, tokens), strict=True)
-    return sum((x.float() * y.float()).sum(dim=summed, keepdim=tokens == 1) for x, y in pieces)
+    return reduce(torch.add, [(x.float() * y.float()).sum(dim=summed, keepdim=tokens == 1) for x, y in pieces])
 
 
 def _ratio(along: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
