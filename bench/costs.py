@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from pack.dbcache.cache_dit import CacheContexts
 from pack.dbcache.calls import CallInfo
+from pack.dbcache.decision import judge
 from pack.dbcache.gate import CallGate
-from pack.dbcache.rules import DBCacheSettings
+from pack.dbcache.rules import DBCacheSettings, rules_for_run
 from pack.dbcache.session import DBCacheSession
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.synchronous import SynchronousDevice
@@ -77,9 +80,9 @@ def hook_costs(repeats: int = REPEATS) -> dict[str, float]:
     def hooked(number: int) -> None:
         StackCall(blocks, None, streamer, Outlook(next_head=BLOCKS)).run(run)
 
-    def gated(**values: object) -> Callable[[int], None]:
-        settings = DBCacheSettings(preset="custom", fn=1, bn=0, max_continuous=-1, **values)
-        session = DBCacheSession(settings, repeats + 20, layout)
+    def gated(**values: Any) -> Callable[[int], None]:
+        settings = DBCacheSettings(preset="custom", fn=1, bn=0, max_continuous=-1, calibrator="none", **values)
+        session = DBCacheSession(settings.rules(BLOCKS), repeats + 20, layout)
 
         def call(number: int) -> None:
             StackCall(blocks, CallGate(session, CallInfo(step=number, sigma=0.5))).run(run)
@@ -93,6 +96,22 @@ def hook_costs(repeats: int = REPEATS) -> dict[str, float]:
         "gate, cached call": gated(warmup_steps=1, threshold=1.0),
     }
     return {name: (median_call(call, repeats) - base) / BLOCKS for name, call in measured.items()}
+
+
+def judging_costs(repeats: int = REPEATS) -> dict[str, float]:
+    """Return microseconds for judging one call of two states: two comparisons, a verdict, one number read back."""
+    states = {"image": torch.ones(1), "text": torch.ones(1)}
+    rules = DBCacheSettings(preset="custom", warmup_steps=0, threshold=0.5, calibrator="none").rules(BLOCKS)
+    run = rules_for_run(rules, repeats + 20)
+    context = CacheContexts(run).new_context("judged")
+    context.begin(0)
+    for state, residual in states.items():
+        context.set_fn_residual(state, residual)
+
+    def judged(number: int) -> None:
+        judge(run, context.differences(states), context.has_kept(states))
+
+    return {"judging a call of two states": median_call(judged, repeats)}
 
 
 def packing_costs(repeats: int = REPEATS) -> dict[str, float]:
@@ -115,14 +134,18 @@ def packing_costs(repeats: int = REPEATS) -> dict[str, float]:
 
 
 def costs() -> Part:
-    """Measure hooks, gate and packing."""
+    """Measure hooks, gate, verdict and packing."""
     torch.set_num_threads(1)
-    values = {**hook_costs(), **packing_costs()}
+    measured = {"block": {**hook_costs(), **packing_costs()}, "call": judging_costs()}
     return Part(
         "costs",
         f"The pack's own time, median of {REPEATS}, one core",
-        {"what": "{}", "us a block": "{:.1f}"},
-        [{"what": what, "us a block": value} for what, value in values.items()],
+        {"what": "{}", "us": "{:.1f}", "each": "{}"},
+        [
+            {"what": what, "us": value, "each": each}
+            for each, values in measured.items()
+            for what, value in values.items()
+        ],
     )
 
 

@@ -6,19 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pack.dbcache.calibrators import CALIBRATORS
+
 from dev.comfyui import LoadedPack
 
 THRESHOLDS = (0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65)
 FEWER_THRESHOLDS = (0.08, 0.12, 0.2, 0.3, 0.4, 0.5)
-CALIBRATORS = {
-    "DBCache none": ("none", 1, THRESHOLDS),
-    "DBCache taylorseer 1": ("taylorseer", 1, THRESHOLDS),
-    "DBCache taylorseer 2": ("taylorseer", 2, FEWER_THRESHOLDS),
-    "DBCache foca": ("foca", 1, FEWER_THRESHOLDS),
-    "DBCache dmd": ("dmd", 1, FEWER_THRESHOLDS),
-    "DBCache secant": ("secant", 1, THRESHOLDS),
-    "DBCache sigma_taylor": ("sigma_taylor", 1, THRESHOLDS),
-}
+ORDERS = {"taylorseer": (1, 2)}
+FEWER_TRIED = (("taylorseer", 2), ("foca", 1), ("dmd", 1))
 WHOLE_STEP_THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.3, 1.6)
 STARTS = (0.0, 0.15)
 MASKS = ("slow", "medium", "fast", "ultra")
@@ -45,8 +40,8 @@ class Method:
 def all_methods() -> Iterator[Method]:
     """Yield every setting that is tried."""
     plain = {"preset": "custom", "Fn": 1, "Bn": 0, "warmup_steps": 1, "max_continuous_cached_steps": -1}
-    for group, (calibrator, order, thresholds) in CALIBRATORS.items():
-        for threshold in thresholds:
+    for group, calibrator, order in _calibrators():
+        for threshold in FEWER_THRESHOLDS if (calibrator, order) in FEWER_TRIED else THRESHOLDS:
             inputs = {**plain, "residual_diff_threshold": threshold, "calibrator": calibrator}
             yield _method(group, f"threshold {threshold}", calibrator_order=order, **inputs)
     for mask in MASKS:
@@ -59,6 +54,14 @@ def all_methods() -> Iterator[Method]:
         for start in STARTS:
             for threshold in WHOLE_STEP_THRESHOLDS:
                 yield _method(group, f"threshold {threshold}, start {start}", threshold=threshold, start=start)
+
+
+def _calibrators() -> Iterator[tuple[str, str, int]]:
+    """Yield (group, calibrator, order)."""
+    for calibrator in CALIBRATORS:
+        orders = ORDERS.get(calibrator, (1,))
+        for order in orders:
+            yield f"DBCache {calibrator}" + (f" {order}" if len(orders) > 1 else ""), calibrator, order
 
 
 def _method(group: str, setting: str, **inputs: Any) -> Method:

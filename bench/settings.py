@@ -16,5 +16,6 @@ def cache_settings(
         warmup_steps=warmup,
         threshold=threshold,
         max_continuous=in_a_row,
+        calibrator="none",
         compute_last_step=compute_last_step,
     )

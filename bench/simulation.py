@@ -177,7 +177,7 @@ class _Simulation:
             self._blocks[0].moves = lambda: tuple(trajectory.residual(name, self._call) for name in self._streams)
         weights = {index: BlockWeights(self._blocks[index]) for index in scenario.streamed}
         self._policy = make_policy(weights, scenario.blocks, self._device, scenario.prefetch)
-        self._session = None if cache is None else DBCacheSession(cache, calls, self._layout())
+        self._session = None if cache is None else DBCacheSession(cache.rules(scenario.blocks), calls, self._layout())
         self._ran: list[int] = []
 
     def _layout(self) -> StackLayout:

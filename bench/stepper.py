@@ -54,7 +54,7 @@ class Stepper:
         self._weights = weights
         self._streamer = BlockStreamer(weights, len(blocks), offload, placement.prefetch)
         layout = StackLayout((PlacedSegment(Segment((HiddenState("hidden", "x", position=0),)), 0, len(blocks)),))
-        self._session = DBCacheSession(cache, calls, layout) if cache is not None else None
+        self._session = DBCacheSession(cache.rules(len(blocks)), calls, layout) if cache is not None else None
         self._sign = 1.0
         self.hits: list[bool] = []
         self.output: torch.Tensor | None = None

@@ -79,9 +79,7 @@ def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) ->
             f"model is a {stack.family.name}, which DBCache cannot skip blocks of: {stack.family.no_cache}. Remove"
             " DBCache for this model; DiT Layerwise Offload works."
         )
-    if stack.family.long_skips:
-        settings = settings.with_long_skips(stack.family.name)
-    settings.check_stack(len(stack.blocks))
+    rules = settings.rules(len(stack.blocks), stack.family.name if stack.family.long_skips else "")
     other = whole_step_cache(model.model_options)
     if other:
         raise ValueError(
@@ -90,7 +88,7 @@ def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) ->
         )
     load_cache_dit()
     patched = _with_report(model.clone())
-    attach(patched, cache=settings, node_id=node_id)
+    attach(patched, cache=rules, node_id=node_id)
     return patched
 
 

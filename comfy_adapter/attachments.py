@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ..dbcache.rules import DBCacheSettings
+from ..dbcache.rules import CacheRules
 from ..pictures.run_chart import ChartRun
 
 KEY = "dit_layerwise_offload"
@@ -39,14 +39,14 @@ class Attachments:
 
     Attributes:
         report: where the report of its last run is put; each node's output has its own.
-        cache: DBCache's settings, ``None`` without that node.
+        cache: DBCache's rules, ``None`` without that node.
         node_id: the DBCache node on which progress is shown.
         engine: who streams, ``layerwise`` or ``comfyui``.
         engine_reason: why.
     """
 
     report: ReportBox | None = None
-    cache: DBCacheSettings | None = None
+    cache: CacheRules | None = None
     node_id: Any = None
     engine: str = "comfyui"
     engine_reason: str = NO_OFFLOAD

@@ -8,7 +8,16 @@ from ..stack.layout import PlacedSegment, StackLayout
 
 
 class StackRoute:
-    """What Fn and Bn make of a stack: computed once a run, shared by all its gates."""
+    """The blocks that Fn and Bn split a stack into: computed once a run, shared by all its gates.
+
+    Attributes:
+        layout: of the stack.
+        total: number of blocks.
+        fn: how many blocks at the start always run.
+        bn: how many blocks at the end always run.
+        judged_at: the block after which a call is judged: the last of the first ``fn``, or of the first segment.
+        segment_at: for each block its segment, and the segment's middle blocks, which a hit skips.
+    """
 
     def __init__(self, layout: StackLayout, fn: int, bn: int) -> None:
         self.layout = layout
@@ -16,8 +25,10 @@ class StackRoute:
         self.fn = fn
         self.bn = bn
         self.judged_at = min(fn, layout.segments[0].stop) - 1
-        placed = [layout.placed(index) for index in range(self.total)]
-        self.at: list[tuple[PlacedSegment, range]] = [(one, layout.middle_of(one, fn, bn)) for one in placed]
+        segments = [layout.segment_at(index) for index in range(self.total)]
+        self.segment_at: list[tuple[PlacedSegment, range]] = [
+            (segment, layout.middle_of(segment, fn, bn)) for segment in segments
+        ]
 
     @cached_property
     def needed(self) -> tuple[int, ...]:
@@ -47,25 +58,27 @@ class Follower:
     """Watches one call: blocks must come in ascending order, once each, and no needed one may be missing."""
 
     def __init__(self, route: StackRoute) -> None:
-        self._needed = route.needed
-        self._met = 0
-        self.last: int | None = None
+        self._needed_blocks = route.needed
+        self._next_needed = 0
+        self._last_block: int | None = None
 
     def visit(self, index: int) -> str:
-        """Note that block ``index`` is called; return what is wrong with that, or an empty string."""
-        last, self.last = self.last, index
+        """Note that block ``index`` is called; return the fault in the order of blocks, or an empty string."""
+        last, self._last_block = self._last_block, index
         if last is not None and index <= last:
             return f"block {index} ran after block {last}"
-        if self._met < len(self._needed):
-            due = self._needed[self._met]
+        if self._next_needed < len(self._needed_blocks):
+            due = self._needed_blocks[self._next_needed]
             if due < index:
                 return f"block {due} was replaced or left out by something else"
             if due == index:
-                self._met += 1
+                self._next_needed += 1
         return ""
 
     def end(self) -> str:
-        """Return what is missing now that the model has returned, or an empty string."""
-        if self._met == len(self._needed):
+        """Take note that the model has returned; return the fault if needed blocks did not run, or an empty
+        string."""
+        if self._next_needed == len(self._needed_blocks):
             return ""
-        return "no block ran" if self.last is None else f"no block ran after block {self.last}"
+        last = self._last_block
+        return "no block ran" if last is None else f"no block ran after block {last}"

@@ -1,4 +1,4 @@
-"""The only module that touches cache-dit: it holds the decision, the residual buffers and the calibrators.
+"""The only module that touches cache-dit: it counts the steps and holds the residuals and the calibrators.
 
 cache-dit (https://github.com/vipshop/cache-dit) is driven block by block through ``CachedContextManager``, one
 context a branch. Its own block wrappers do not fit ComfyUI: they keep references where blocks work in place,
@@ -11,13 +11,17 @@ import importlib.metadata
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .calibrators import Forecaster, SecantCalibrator, SigmaTaylorCalibrator
-from .memory import Compared, tensor_bytes
-from .rules import RunSettings
+from .calibrators import calibrator_choice
+from .calibrators.base import Forecaster
+from .compare import differences
+from .decision import History
+from .main_memory import Arrival, OnDevice, Store
+from .memory import tensor_bytes
+from .residual_names import buffer_of, fn_residual
+from .rules import RunRules
 
 if TYPE_CHECKING:
     import torch
@@ -69,37 +73,35 @@ def _installed_version() -> str | None:
 
 
 class CacheContexts:
-    """cache-dit's contexts of one sampling run."""
+    """cache-dit's contexts of one sampling run.
 
-    def __init__(self, run: RunSettings, steps: int) -> None:
+    Args:
+        rules: of the run.
+        store: keeps the tensors between calls.
+    """
+
+    def __init__(self, rules: RunRules, store: Store | None = None) -> None:
         caching = load_cache_dit()
-        settings = run.settings
-        mask = caching.steps_mask(mask_policy=settings.scm, total_steps=steps) if run.use_scm else None
-        self._new_config = lambda: caching.DBCacheConfig(
-            Fn_compute_blocks=settings.fn,
-            Bn_compute_blocks=settings.bn,
-            residual_diff_threshold=settings.threshold,
-            max_warmup_steps=settings.warmup_steps,
-            max_cached_steps=settings.max_cached,
-            max_continuous_cached_steps=settings.max_continuous,
-            enable_separate_cfg=False,
-            steps_computation_mask=mask,
-            steps_computation_policy=settings.scm_policy,
-        )
-        self._new_calibrator = lambda: _calibrator_config(caching, settings.calibrator, settings.calibrator_order)
-        self._new_forecaster = lambda: _own_forecaster(settings.calibrator, settings.calibrator_order)
+        with_mask = rules.scm != "none"
+        mask = caching.steps_mask(mask_policy=rules.scm, total_steps=rules.steps) if with_mask else ()
+        self.mask: tuple[int, ...] = tuple(mask)
+        self._calibrator = calibrator_choice(rules.calibrator)
+        self._order = rules.calibrator_order
+        self._caching = caching
         self._manager = caching.CachedContextManager(name="dit_layerwise_offload")
-        self._keep_on_cpu = settings.cache_device == "cpu"
+        self._store = store or OnDevice()
 
     def new_context(self, name: str) -> BranchContext:
         """Make the context of one branch. ``name`` is unique in the run."""
         context = self._manager.new_context(
-            name=name, cache_config=self._new_config(), calibrator_config=self._new_calibrator()
+            name=name,
+            cache_config=self._caching.DBCacheConfig(enable_separate_cfg=False),
+            calibrator_config=self._calibrator.cache_dit_config(self._caching, self._order),
         )
-        forecaster = self._new_forecaster()
-        if forecaster is not None:
-            context.calibrator = forecaster
-        return BranchContext(self._manager, context, self._keep_on_cpu, forecaster)
+        forecaster = None
+        if self._calibrator.forecaster is not None:
+            context.calibrator = forecaster = self._calibrator.forecaster(self._order)
+        return BranchContext(self._manager, context, self.mask, self._store, forecaster)
 
     def clear(self) -> None:
         """Drop every context with its tensors."""
@@ -107,115 +109,66 @@ class CacheContexts:
         self._manager._current_context = None
 
 
-def _calibrator_config(caching: Any, calibrator: str, order: int) -> Any:
-    # Every state is forecast under a name of its own by the context's one calibrator, so none is needed for
-    # cache-dit's separate notion of encoder states.
-    if calibrator in ("taylorseer", "secant", "sigma_taylor"):  # the pack's own take TaylorSeer's place in the context
-        return caching.TaylorSeerCalibratorConfig(enable_encoder_calibrator=False, taylorseer_order=order)
-    if calibrator == "foca":
-        return caching.FoCaCalibratorConfig(enable_encoder_calibrator=False)
-    if calibrator == "dmd":
-        return caching.DMDCalibratorConfig(enable_encoder_calibrator=False)
-    return None
-
-
-def _own_forecaster(calibrator: str, order: int) -> Forecaster | None:
-    if calibrator == "secant":
-        return SecantCalibrator()
-    return SigmaTaylorCalibrator(order) if calibrator == "sigma_taylor" else None
-
-
 class BranchContext:
     """cache-dit's context of one branch, driven by sampler steps.
 
-    With ``keep_on_cpu`` every kept tensor lives in main memory, and at most one at a time is brought back.
+    A store that keeps tensors elsewhere brings at most one at a time back. Where a tensor may still be on its way
+    when the host wants to read it, the reading waits for the branch's next call.
     """
 
     def __init__(
-        self, manager: Any, context: Any, keep_on_cpu: bool = False, forecaster: Forecaster | None = None
+        self,
+        manager: Any,
+        context: Any,
+        mask: tuple[int, ...],
+        store: Store,
+        forecaster: Forecaster | None,
     ) -> None:
         self._manager = manager
         self._context = context
-        self._keep_on_cpu = keep_on_cpu
-        self._forecaster = forecaster or Forecaster()
+        self._mask = mask
+        self._store = store
+        self._forecaster = forecaster
         self._updated_at: dict[str, int] = {}
+        self._arrivals: dict[str, Arrival] = {}
+        self._unread: list[tuple[Arrival, torch.Tensor, Callable[[torch.Tensor], None]]] = []
 
     def begin(self, step: int, sigma: float = 0.0) -> None:
         """Make this the current context and bring its step counter to ``step``; a step begins once, however often
         the sampler evaluates in it. ``sigma`` is the noise level of this evaluation."""
         self._manager.set_context(self._context)
-        self._forecaster.begin(sigma)
+        self._read_what_arrived()
+        if self._forecaster is not None:
+            self._forecaster.begin(sigma)
         while self._manager.get_current_step() < step:
             self._manager.mark_step_begin()
 
-    def known_miss(self) -> str:
-        """Return why the call in progress cannot hit whatever its residual, or an empty string.
-
-        These are cache-dit's own conditions, asked for before the first blocks ran. Only ``can_cache`` decides.
-        """
+    def history(self, recorded: bool, control_changed: bool) -> History:
+        """Return how the branch came to the call in progress, by cache-dit's counters."""
         manager = self._manager
-        if manager.is_in_warmup():
-            return "warm-up"
-        if manager.is_in_full_compute_steps():
-            return "mask: computed step"
-        config = self._context.cache_config
-        mask = config.steps_computation_mask
-        if mask is not None and manager.get_current_step() >= len(mask):
-            return "mask: beyond the schedule"
-        if self._mask_forces_hit():
-            return ""
-        cached = manager.get_cached_steps()
-        if 0 <= config.max_cached_steps <= len(cached):
-            return f"cap: {len(cached)} cached steps in all"
-        in_a_row = manager.get_continuous_cached_steps()
+        cached, in_a_row = manager.get_cached_steps(), manager.get_continuous_cached_steps()
         if cached and cached[-1] == manager.get_current_step():
             in_a_row -= 1
-        if 0 <= config.max_continuous_cached_steps <= in_a_row:
-            return f"cap: {in_a_row} cached steps in a row"
-        if manager.get_residual_diff_threshold() <= 0.0:
-            return "threshold is 0"
-        return ""
+        return History(manager.get_current_step(), len(cached), in_a_row, self._mask, recorded, control_changed)
 
-    def _mask_forces_hit(self) -> bool:
-        return self._manager.is_steps_computation_mask_enabled() and (
-            self._manager.get_steps_computation_policy() == "static"
-        )
+    def look(self, residuals: dict[str, torch.Tensor]) -> None:
+        """Show a forecaster the fresh Fn residuals of a call that may be cached."""
+        if self._forecaster is not None:
+            self._forecaster.look(residuals)
 
-    def judge(self, residuals: dict[str, torch.Tensor]) -> tuple[bool, dict[str, float], str]:
-        """Ask cache-dit about every state's Fn residual, once :meth:`known_miss` found nothing: all must agree.
+    def differences(self, residuals: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Return how far each state's Fn residual is from the kept one, of those that have one (see
+        :func:`.compare.differences`)."""
+        return differences(residuals, lambda state: self._brought(fn_residual(state), residuals[state].device))
 
-        Returns:
-            Whether the call hits, the relative difference of each state that was measured, and the reason.
-        """
-        self._forecaster.look(residuals)
-        if self._mask_forces_hit():
-            return True, {}, "mask: cached step"
-        diffs: dict[str, float] = {}
-        hit = True
-        for state, residual in residuals.items():
-            self._forget_diff()
-            with self._ready_to_compare(f"{state}_Fn_residual_buffer", residual.device):
-                hit = self._manager.can_cache(residual, prefix=f"{state}_Fn_residual") and hit
-            diff = self._manager.get_current_step_residual_diff()
-            if diff is not None and diff >= 0.0:
-                diffs[state] = diff
-        return hit, diffs, self._reason(hit, diffs)
-
-    def _forget_diff(self) -> None:
-        # cache-dit keeps the first difference of a step only; every state and every evaluation needs its own.
-        self._context.residual_diffs.pop(str(self._manager.get_current_step()), None)
-
-    def _reason(self, hit: bool, diffs: dict[str, float]) -> str:
-        threshold = self._manager.get_residual_diff_threshold()
-        if not diffs:
-            return "threshold is 1" if hit else "nothing to compare with"
-        state = max(diffs, key=diffs.__getitem__)
-        return f"threshold: {diffs[state]:.4g} {'<' if hit else '>='} {threshold:g} ({state})"
+    def has_kept(self, states: Iterable[str]) -> bool:
+        """Whether there is a kept Fn residual of every state."""
+        return all(self._context.get_buffer(buffer_of(fn_residual(state))) is not None for state in states)
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept between calls, in bytes."""
-        return tensor_bytes(self._context.buffers, self._context.calibrator, self._forecaster)
+        """The size of everything kept between calls, in bytes."""
+        return tensor_bytes(self._context.buffers, self._context.calibrator, [tensor for _, tensor, _ in self._unread])
 
     def add_cached_step(self) -> None:
         """Count the step in progress as cached, once."""
@@ -223,50 +176,60 @@ class BranchContext:
         if not cached or cached[-1] != self._manager.get_current_step():
             self._manager.add_cached_step()
 
-    def drop_middle_residuals(self, names: Sequence[str]) -> None:
+    def drop_middle_residuals(self, names: Iterable[str]) -> None:
         """Free the buffers that a computed call is about to replace (calibrators keep their own history)."""
         for name in names:
-            self._manager.remove_buffer(f"{name}_Bn_residual_buffer")
+            self._manager.remove_buffer(buffer_of(name))
 
     def set_fn_residual(self, state: str, residual: torch.Tensor) -> None:
         """Keep the residual over the first blocks, to compare the next calls' with."""
-        kept = self._kept(residual)
-        self._manager.set_Fn_buffer(kept, prefix=f"{state}_Fn_residual")
-        if self._first_of_step(f"{state}_Fn_residual"):
-            self._forecaster.anchor(state, kept)
+        name = fn_residual(state)
+        kept = self._keep(name, residual)
+        self._manager.set_Fn_buffer(kept, prefix=name)
+        forecaster = self._forecaster
+        if self._first_of_step(name) and forecaster is not None:
+            self._read(name, kept, lambda tensor: forecaster.anchor(state, tensor))
 
     def set_middle_residual(self, name: str, residual: torch.Tensor) -> None:
         """Keep the residual over the middle blocks. A calibrator takes one sample a step: a second evaluation at
         the same step would be a division by an interval of zero."""
-        if self._manager.is_calibrator_enabled() and not self._first_of_step(name):
-            return
-        self._manager.set_Bn_buffer(self._kept(residual), prefix=f"{name}_Bn_residual")
+        if not self._manager.is_calibrator_enabled():
+            self._manager.set_Bn_buffer(self._keep(name, residual), prefix=name)
+        elif self._first_of_step(name):
+            kept = self._keep(name, residual)
+            self._read(name, kept, lambda tensor: self._manager.set_Bn_buffer(tensor, prefix=name))
+
+    def add_middle_residual(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor: ``hidden`` plus the kept, or forecast, residual over the middle blocks."""
+        arrival = None if self._manager.is_calibrator_enabled() else self._arrivals.get(name)
+        residual = self._store.bring(self._manager.get_Bn_buffer(name), hidden.device, arrival)
+        return (residual + hidden).contiguous()
 
     def _first_of_step(self, name: str) -> bool:
         step = self._manager.get_current_step()
         last, self._updated_at[name] = self._updated_at.get(name), step
         return last != step
 
-    def add_middle_residual(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor: ``hidden`` plus the kept, or forecast, residual over the middle blocks."""
-        prefix = f"{name}_Bn_residual"
-        if self._keep_on_cpu:
-            return (self._manager.get_Bn_buffer(prefix).to(hidden.device) + hidden).contiguous()
-        result, _ = self._manager.apply_cache(hidden, prefix=prefix)
-        return result
+    def _keep(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        kept, arrival = self._store.keep(tensor)
+        self._arrivals.pop(name, None)
+        if arrival is not None:
+            self._arrivals[name] = arrival
+        return kept
 
-    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.cpu() if self._keep_on_cpu else tensor
+    def _brought(self, name: str, device: torch.device) -> torch.Tensor | None:
+        kept = self._context.get_buffer(buffer_of(name))
+        return None if kept is None else self._store.bring(kept, device, self._arrivals.get(name))
 
-    @contextmanager
-    def _ready_to_compare(self, name: str, device: torch.device) -> Iterator[None]:
-        """Have one kept tensor on ``device``, sparing with memory, while cache-dit compares another with it."""
-        kept = self._context.get_buffer(name)
-        if kept is None:
-            yield
-            return
-        self._context.set_buffer(name, kept.to(device).as_subclass(Compared))
-        try:
-            yield
-        finally:
-            self._context.set_buffer(name, kept)
+    def _read(self, name: str, kept: torch.Tensor, read: Callable[[torch.Tensor], None]) -> None:
+        """Have ``read`` called with a kept tensor: now, or with the branch's next call if it is on its way."""
+        if name in self._arrivals:
+            self._unread.append((self._arrivals[name], kept, read))
+        else:
+            read(kept)
+
+    def _read_what_arrived(self) -> None:
+        for arrival, kept, read in self._unread:
+            arrival.finish()
+            read(kept)
+        self._unread.clear()

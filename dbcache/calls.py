@@ -1,4 +1,4 @@
-"""One model call as the cache sees it: what is known before its first block, and what became of it."""
+"""One model call as the cache sees it: the facts before its first block, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ KIND_NAMES = ("cond", "uncond")
 
 @dataclass(frozen=True)
 class CallInfo:
-    """What is known about one model call before its first block runs.
+    """The facts about one model call before its first block runs.
 
     Attributes:
         step: sampler step, from 0.
         sigma: noise level of the call.
         conds: one identity for each condition in the call's batch, in order (ComfyUI's cond uuids).
         kinds: for each of them 0 (positive), 1 (negative) or a higher index.
-        setting: whatever else tells series of calls apart: context window, replaced blocks.
-        control: describes the call's control input and what is scheduled on its weights; a change makes it a miss.
+        setting: other facts that tell series of calls apart: context window, replaced blocks.
+        control: describes the control input and the changes scheduled on the weights; another one makes a miss.
         closed: why no call may hit now (outside start/end percent), or an empty string.
         last: whether this is the last step of the schedule.
     """
@@ -35,7 +35,7 @@ class CallInfo:
 
 @dataclass
 class CallOutcome:
-    """What became of one call: plain numbers, no tensors."""
+    """The outcome of one call: plain numbers, no tensors."""
 
     branch: str
     hit: bool

@@ -3,8 +3,8 @@
 Scheme (measured over every family of ComfyUI): on a computed call keep, for each segment and state, the
 residual from the input of the first middle block to the output of the last. On a hit compute
 ``y = input of the first skipped block + residual`` once, let the skipped blocks return their inputs, and return
-``y`` from the last skipped one. Adding the residual at the first skipped block instead would count what the
-model itself adds between blocks (ControlNet, VACE) twice.
+``y`` from the last skipped one. Adding the residual at the first skipped block instead would count twice
+the model's own additions between blocks (ControlNet, VACE).
 
 The first-block comparison is First Block Cache's, generalised to Fn and Bn by cache-dit's DBCache.
 """
@@ -12,6 +12,7 @@ The first-block comparison is First Block Cache's, generalised to Fn and Bn by c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +21,41 @@ from ..stack.layout import Hidden, PlacedSegment
 from .block_order import Follower
 from .branches import Branch
 from .calls import CallInfo, CallOutcome, base_name
+from .decision import Verdict, compares, judge, known_miss
+from .residual_names import middle_residual
 from .session import DBCacheSession
 
 Forward = Callable[..., Any]
+
+
+@dataclass
+class _BlockCall:
+    """The call of one block, with its segment and the middle blocks of that."""
+
+    index: int
+    placed: PlacedSegment
+    middle: range
+    forward: Forward
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        return self.forward(*self.args, **self.kwargs)
+
+    def inputs(self) -> Hidden | None:
+        return self.placed.segment.read_inputs(self.args, self.kwargs)
+
+    def name(self, state: str) -> str:
+        """Return the name of a state's residual over the middle blocks."""
+        return middle_residual(self.placed.start, state)
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A call whose first block was called as it should: its branch, and why it cannot hit if that is known."""
+
+    branch: Branch
+    known_miss: str
 
 
 class CallGate:
@@ -39,11 +72,9 @@ class CallGate:
         self._announce: Callable[[tuple[int, ...]], None] = lambda blocks: None
         self._route = session.route
         self._follower = Follower(session.route)
-        self._branch: Branch | None = None
-        self._known_miss = ""
-        self._hit: bool | None = None
-        self._reason = ""
-        self._diffs: dict[str, float] = {}
+        self._name = base_name(call.kinds)
+        self._started: _Started | None = None
+        self._verdict = Verdict(False, "")
         self._before: Hidden = {}
         self._ungated = session.off
         self._skipped = False
@@ -61,29 +92,32 @@ class CallGate:
         """Run, or stand in for, block ``index``."""
         if self._ungated or self._lost(_captured() or self._follower.visit(index)):
             return forward(*args, **kwargs)
-        placed, middle = self._route.at[index]
-        if index in middle:
-            stand_in = self._stand_in if self._hit else self._compute
-            return stand_in(index, placed, middle, forward, args, kwargs)
+        placed, middle = self._route.segment_at[index]
+        block = _BlockCall(index, placed, middle, forward, args, kwargs)
         if index == 0:
-            self._start(placed, args, kwargs)
-        result = forward(*args, **kwargs)
+            self._started = self._start(block)
+        started = self._started
+        if started is None:
+            return block.run()
+        if index in middle:
+            return self._stand_in(started.branch, block) if self._verdict.hit else self._compute(started.branch, block)
+        result = block.run()
         if index == self._route.judged_at and not self._ungated:
-            self._has_room(self._judge, placed, args, kwargs, result)
+            self._has_room(self._judge, started, block, result)
         return result
 
     def finish(self) -> CallOutcome:
-        """Close the call after the model returned, and say what became of it."""
+        """Close the call after the model returned, and return its outcome."""
         self._before = {}
         if not self._ungated:
             self._lost(self._follower.end())
-        name = self._branch.name if self._branch is not None else base_name(self._call.kinds)
+        verdict = self._verdict
         if self._ungated:
-            return CallOutcome(name, False, self._ungated, self._diffs)
-        if not self._hit:
-            self._branch.recorded = True
-            self._branch.control = self._call.control
-        return CallOutcome(name, bool(self._hit), self._reason, self._diffs)
+            return CallOutcome(self._name, False, self._ungated, verdict.diffs)
+        if not verdict.hit and self._started is not None:
+            self._started.branch.recorded = True
+            self._started.branch.control = self._call.control
+        return CallOutcome(self._name, verdict.hit, verdict.reason, verdict.diffs)
 
     def _lost(self, why: str) -> bool:
         """Stop gating this call and its branch if there is a ``why``; return whether there is."""
@@ -91,99 +125,93 @@ class CallGate:
             return False
         self._ungated = f"not supported: {why}"
         self._before = {}
-        if self._branch is not None:
-            self._branch.unsupported = self._ungated
-            self._branch.recorded = False
+        if self._started is not None:
+            self._started.branch.unsupported = self._ungated
+            self._started.branch.recorded = False
         self._session.note_once(f"DBCache: {why}. Calls of this kind are computed exactly and not cached.")
         self._announce(self._route.all_blocks)
         return True
 
-    def _start(self, placed: PlacedSegment, args: tuple, kwargs: dict[str, Any]) -> None:
-        hidden = placed.segment.read_inputs(args, kwargs)
+    def _start(self, block: _BlockCall) -> _Started | None:
+        hidden = block.inputs()
         if hidden is None:
             self._lost("block 0 is not called the way its family's table entry says")
-            return
-        self._branch = self._session.branch(self._call, hidden)
-        if self._branch.unsupported:
-            self._ungated = self._branch.unsupported
+            return None
+        call = self._call
+        branch = self._session.branch(call, hidden)
+        self._name = branch.name
+        if branch.unsupported:
+            self._ungated = branch.unsupported
             self._announce(self._route.all_blocks)
-            return
-        self._branch.context.begin(self._call.step, self._call.sigma)
-        self._known_miss = self._reason_to_compute()
-        if self._has_room(self._copy, hidden) and self._known_miss:
+            return None
+        branch.context.begin(call.step, call.sigma)
+        known = known_miss(self._session.rules, branch.history(call.control), call.closed, call.last)
+        if self._has_room(self._copy, hidden) and known:
             self._announce(self._route.all_blocks)
+        return _Started(branch, known)
 
-    def _reason_to_compute(self) -> str:
-        last = "last step" if self._call.last and self._session.settings.compute_last_step else ""
-        known = self._call.closed or last or self._branch.context.known_miss()
-        if known:
-            return known
-        if not self._branch.recorded:
-            return "first call of the branch"
-        return "control input changed" if self._branch.control != self._call.control else ""
-
-    def _judge(self, placed: PlacedSegment, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        residuals = self._residuals(placed.segment.read_outputs(result))
+    def _judge(self, started: _Started, block: _BlockCall, result: Any) -> None:
+        segment = block.placed.segment
+        residuals = self._residuals(segment.read_outputs(result))
         if residuals is not None:
-            residuals = placed.segment.judged_states(residuals, args, kwargs)
+            residuals = segment.judged_states(residuals, block.args, block.kwargs)
         if residuals is None:
-            self._lost(f"block {self._route.judged_at} does not return what its family's table entry says")
+            self._lost(f"block {block.index} does not return what its family's table entry says")
             return
-        context = self._branch.context
-        if self._known_miss:
-            self._hit, self._reason = False, self._known_miss
+        context = started.branch.context
+        if started.known_miss:
+            self._verdict = Verdict(False, started.known_miss)
         else:
-            with self._session.keeping():
-                self._hit, self._diffs, self._reason = context.judge(residuals)
-            self._announce(self._route.blocks_after_hit if self._hit else self._route.blocks_after_miss)
-        if self._hit:
+            self._verdict = self._verdict_on(residuals, started.branch)
+            self._announce(self._route.blocks_after_hit if self._verdict.hit else self._route.blocks_after_miss)
+        if self._verdict.hit:
             context.add_cached_step()
             return
-        self._branch.recorded = False
+        started.branch.recorded = False
         with self._session.keeping():
             for state, residual in residuals.items():
                 context.set_fn_residual(state, residual)
 
-    def _stand_in(
-        self, index: int, placed: PlacedSegment, middle: range, forward: Forward, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
-        hidden = placed.segment.read_inputs(args, kwargs)
+    def _verdict_on(self, residuals: Hidden, branch: Branch) -> Verdict:
+        context, rules = branch.context, self._session.rules
+        with self._session.keeping():
+            context.look(residuals)
+            measured = context.differences(residuals) if compares(rules) else {}
+        return judge(rules, measured, context.has_kept(residuals))
+
+    def _stand_in(self, branch: Branch, block: _BlockCall) -> Any:
+        segment, middle = block.placed.segment, block.middle
+        hidden = block.inputs()
         if hidden is None:
-            self._lost(f"block {index} is not called the way its family's table entry says")
-            return forward(*args, **kwargs)
-        if index == middle[0]:
-            kept = self._kept_shapes(placed)
-            if not kept or any(hidden[name].shape != shape for name, shape in kept.items()):
-                self._lost(f"the hidden states have another shape before block {index} than when they were kept")
-                return forward(*args, **kwargs)
-            if not self._has_room(self._forecast, placed, {name: hidden[name] for name in kept}):
-                return forward(*args, **kwargs)
+            self._lost(f"block {block.index} is not called the way its family's table entry says")
+            return block.run()
+        if block.index == middle[0]:
+            shapes = {state.name: branch.shapes.get(block.name(state.name)) for state in segment.states}
+            kept = {state: shape for state, shape in shapes.items() if shape is not None}  # those that go on
+            if not kept or any(hidden[state].shape != shape for state, shape in kept.items()):
+                self._lost(f"the hidden states have another shape before block {block.index} than when they were kept")
+                return block.run()
+            if not self._has_room(self._forecast, branch, block, {state: hidden[state] for state in kept}):
+                return block.run()
         self._skipped = True
-        if index != middle[-1]:
-            return placed.segment.build_output(hidden)
+        if block.index != middle[-1]:
+            return segment.build_output(hidden)
         result, self._before = self._before, {}
-        if any(hidden[name].shape != value.shape for name, value in result.items()):
-            self._lost(f"the hidden states changed shape before block {index}")
-            return forward(*args, **kwargs)
+        if any(hidden[state].shape != value.shape for state, value in result.items()):
+            self._lost(f"the hidden states changed shape before block {block.index}")
+            return block.run()
         # Newer ComfyUI records where hidden states are freed, and fails when blocks that work in place replace theirs.
-        in_place = self._branch.in_place
-        return placed.segment.build_output(
+        return segment.build_output(
             {
-                name: hidden[name].copy_(value) if in_place[_residual_name(placed, name)] else value
-                for name, value in result.items()
+                state: hidden[state].copy_(value) if branch.in_place[block.name(state)] else value
+                for state, value in result.items()
             }
         )
 
-    def _kept_shapes(self, placed: PlacedSegment) -> dict[str, torch.Size]:
-        """Return the shapes of the kept residuals over the middle of a segment, by state: those that go on."""
-        shapes = self._branch.shapes
-        names = (state.name for state in placed.segment.states)
-        return {name: shapes[_residual_name(placed, name)] for name in names if _residual_name(placed, name) in shapes}
-
-    def _forecast(self, placed: PlacedSegment, hidden: Hidden) -> None:
-        add = self._branch.context.add_middle_residual
+    def _forecast(self, branch: Branch, block: _BlockCall, hidden: Hidden) -> None:
+        add = branch.context.add_middle_residual
         with self._session.keeping():
-            self._before = {name: add(_residual_name(placed, name), value) for name, value in hidden.items()}
+            self._before = {state: add(block.name(state), value) for state, value in hidden.items()}
 
     def _has_room(self, keep: Callable[..., None], *arguments: Any) -> bool:
         """Make tensors for the cache; where the device has no room for them, the run goes on without a cache."""
@@ -196,33 +224,32 @@ class CallGate:
             return False
         return True
 
-    def _compute(
-        self, index: int, placed: PlacedSegment, middle: range, forward: Forward, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
-        if index == middle[0]:
-            hidden = placed.segment.read_inputs(args, kwargs)
+    def _compute(self, branch: Branch, block: _BlockCall) -> Any:
+        if block.index == block.middle[0]:
+            hidden = block.inputs()
             if hidden is None:
-                self._lost(f"block {index} is not called the way its family's table entry says")
-                return forward(*args, **kwargs)
-            self._branch.context.drop_middle_residuals([_residual_name(placed, name) for name in hidden])
+                self._lost(f"block {block.index} is not called the way its family's table entry says")
+                return block.run()
+            branch.context.drop_middle_residuals([block.name(state) for state in hidden])
             if not self._has_room(self._copy, hidden):
-                return forward(*args, **kwargs)
-        result = forward(*args, **kwargs)
-        if index == middle[-1]:
-            given = placed.segment.read_inputs(args, kwargs) or {}
-            self._has_room(self._record, index, placed, given, placed.segment.read_outputs(result))
+                return block.run()
+        result = block.run()
+        if block.index == block.middle[-1]:
+            self._has_room(self._record, branch, block, result)
         return result
 
-    def _record(self, index: int, placed: PlacedSegment, given: Hidden, returned: Hidden | None) -> None:
+    def _record(self, branch: Branch, block: _BlockCall, result: Any) -> None:
+        given, returned = block.inputs() or {}, block.placed.segment.read_outputs(result)
         residuals = self._residuals(returned)
-        if residuals is None:
-            self._lost(f"block {index} does not return what its family's table entry says")
+        if residuals is None or returned is None:
+            self._lost(f"block {block.index} does not return what its family's table entry says")
             return
         with self._session.keeping():
-            for name, residual in residuals.items():
-                self._branch.context.set_middle_residual(_residual_name(placed, name), residual)
-                self._branch.shapes[_residual_name(placed, name)] = residual.shape
-                self._branch.in_place[_residual_name(placed, name)] = given.get(name) is returned[name]
+            for state, residual in residuals.items():
+                name = block.name(state)
+                branch.context.set_middle_residual(name, residual)
+                branch.shapes[name] = residual.shape
+                branch.in_place[name] = given.get(state) is returned[state]
 
     def _copy(self, hidden: Hidden) -> None:
         """Keep copies: the block may work in place."""
@@ -247,8 +274,3 @@ def _captured() -> str:
     block. Newer ComfyUI does that under dynamic VRAM."""
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     return "blocks are captured into CUDA graphs" if capturing else ""
-
-
-def _residual_name(placed: PlacedSegment, state: str) -> str:
-    """A name for one residual: states of two segments may be called alike."""
-    return f"{placed.start}_{state}"

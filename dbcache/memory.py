@@ -1,4 +1,4 @@
-"""How much memory a cache takes: what it keeps between calls, and one tensor less while it compares."""
+"""How much memory a cache takes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,17 @@ def tensor_bytes(*holders: Any) -> int:
     seen: set[int] = set()
     waiting = list(holders)
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        holder = waiting.pop()
+        if id(holder) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            storage = one.untyped_storage()
+        seen.add(id(holder))
+        if isinstance(holder, torch.Tensor):
+            storage = holder.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
-        elif hasattr(one, "__dict__") and not callable(one):
-            waiting += vars(one).values()
+        elif isinstance(holder, dict):
+            waiting += holder.values()
+        elif isinstance(holder, list | tuple):
+            waiting += holder
+        elif hasattr(holder, "__dict__") and not callable(holder):
+            waiting += vars(holder).values()
     return sum(storages.values())
-
-
-class Compared(torch.Tensor):
-    """A kept residual while cache-dit compares another with it, by ``(kept - other).abs().mean()``: the absolute value
-    is taken in the difference's own memory, so that one tensor of that size is made and not two. Same numbers."""
-
-    def __sub__(self, other: torch.Tensor) -> torch.Tensor:
-        return (self.as_subclass(torch.Tensor) - other).as_subclass(_Difference)
-
-
-class _Difference(torch.Tensor):
-    def abs(self) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor).abs_()

@@ -1,4 +1,4 @@
-"""DBCache's settings: presets, validation, and what they mean for a schedule of a given length.
+"""DBCache's rules in three stages: a node's inputs, the rules for its model, the rules of a run of known length.
 
 Names are cache-dit's (``DBCacheConfig``): Fn and Bn blocks always run, W warm-up steps, R the residual
 difference threshold, MC the cap on cached steps in a row. Preset values and their sources: README, "Presets".
@@ -6,13 +6,15 @@ difference threshold, MC the cap on cached steps in a row. Preset values and the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
-CALIBRATORS = ("none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor")
+from .calibrators import calibrator_choice
+
 SCM_MASKS = ("none", "slow", "medium", "fast", "ultra")
 SCM_POLICIES = ("dynamic", "static")
 CACHE_DEVICES = ("auto", "device", "cpu")
-PRESET_NAMES = ("quality", "balanced", "fast", "custom")
 
 FEWEST_STEPS = 6
 FEWEST_STEPS_FOR_SCM = 9
@@ -34,11 +36,31 @@ PRESETS = {
     "balanced": Preset(1, 0, 4, 0.12, 2),
     "fast": Preset(1, 0, 2, 0.24, 16),
 }
+PRESET_NAMES = (*PRESETS, "custom")
 
 
 @dataclass(frozen=True)
-class DBCacheSettings:
-    """The node's inputs, validated. See the node's tooltips for what each does. ``most_bn`` limits a preset's Bn."""
+class _Values:
+    """The values that all three stages have; the defaults are the node's.
+
+    Attributes:
+        preset: a row of ``PRESETS``, or ``custom``.
+        fn: how many blocks at the stack's start always run and are compared.
+        bn: how many blocks at its end always run.
+        warmup_steps: how many steps at the schedule's start are computed.
+        threshold: the relative difference below which a call is cached, 0 to 1; 0 never caches, 1 does not compare.
+        max_continuous: the most cached steps in a row, -1 for no limit.
+        max_cached: the most cached steps of a run, -1 for no limit.
+        calibrator: a row of ``CALIBRATORS``.
+        calibrator_order: of those calibrators that have one, at least 1.
+        scm: the mask of the steps that may be cached, one of ``SCM_MASKS``.
+        scm_policy: ``dynamic`` compares in the steps that the mask leaves open, ``static`` caches them.
+        start_percent: the part of the denoising process, 0 to 1, at which caching begins.
+        end_percent: the part of it at which caching ends.
+        cache_device: where kept tensors live between calls, one of ``CACHE_DEVICES``.
+        verbose: whether every call is logged.
+        compute_last_step: whether the schedule's last step is always computed.
+    """
 
     preset: str = "quality"
     fn: int = 1
@@ -47,7 +69,7 @@ class DBCacheSettings:
     threshold: float = 0.08
     max_continuous: int = 2
     max_cached: int = -1
-    calibrator: str = "none"
+    calibrator: str = "secant"
     calibrator_order: int = 1
     scm: str = "none"
     scm_policy: str = "dynamic"
@@ -56,11 +78,19 @@ class DBCacheSettings:
     cache_device: str = "auto"
     verbose: bool = False
     compute_last_step: bool = True
-    most_bn: int | None = None
+
+
+@dataclass(frozen=True)
+class DBCacheSettings(_Values):
+    """The node's inputs, validated.
+
+    Raises:
+        ValueError: a value is not allowed; the message names field, value and the allowed ones.
+    """
 
     def __post_init__(self) -> None:
         _one_of("preset", self.preset, PRESET_NAMES)
-        _one_of("calibrator", self.calibrator, CALIBRATORS)
+        calibrator_choice(self.calibrator)
         _one_of("scm", self.scm, SCM_MASKS)
         _one_of("scm_policy", self.scm_policy, SCM_POLICIES)
         _one_of("cache_device", self.cache_device, CACHE_DEVICES)
@@ -79,92 +109,93 @@ class DBCacheSettings:
                 " on. Set start_percent below end_percent."
             )
 
-    def with_preset(self) -> DBCacheSettings:
-        """Return the settings with the preset's values filled in; ``custom`` keeps the node's own."""
+    def rules(self, blocks: int, long_skips_of: str = "") -> CacheRules:
+        """Return the rules for a stack: the preset's values filled in, ``custom`` taken at its word.
+
+        Args:
+            blocks: number of blocks in the stack.
+            long_skips_of: name of the model if its late blocks take the outputs of early ones. Those must then have
+                run, so a preset's Bn is lowered to its Fn.
+
+        Raises:
+            ValueError: no block is left to skip, or a ``custom`` Bn is above Fn in a stack with long skips.
+        """
+        rules = CacheRules(**{**vars(self), **self._preset_values(bool(long_skips_of))})
+        if long_skips_of and rules.bn > rules.fn:
+            raise ValueError(
+                f"Bn is {rules.bn} and Fn is {rules.fn}, but in {long_skips_of} late blocks take the outputs of early"
+                " ones, which must then have run. Set Fn to at least Bn."
+            )
+        if rules.fn + rules.bn >= blocks:
+            source = "" if self.preset == "custom" else f" (preset {self.preset!r})"
+            raise ValueError(
+                f"Fn is {rules.fn} and Bn is {rules.bn}{source}, but the model has {blocks} blocks: Fn + Bn must be"
+                " smaller than the number of blocks, or nothing is left to skip. Lower Fn or Bn, or use preset"
+                " 'custom'."
+            )
+        return rules
+
+    def _preset_values(self, long_skips: bool) -> dict[str, Any]:
         if self.preset == "custom":
-            return self
+            return {}
         preset = PRESETS[self.preset]
-        return replace(
-            self,
-            fn=preset.fn,
-            bn=preset.bn if self.most_bn is None else min(preset.bn, self.most_bn),
-            warmup_steps=preset.warmup_steps,
-            threshold=preset.threshold,
-            max_continuous=preset.max_continuous,
-            max_cached=-1,
-        )
-
-    def with_long_skips(self, model: str) -> DBCacheSettings:
-        """Return the settings for a stack whose late blocks take the outputs of early ones: a preset's Bn is lowered
-        to its Fn; ``custom`` raises ``ValueError`` where Bn is above Fn."""
-        if self.preset != "custom":
-            return replace(self, most_bn=PRESETS[self.preset].fn)
-        if self.bn <= self.fn:
-            return self
-        raise ValueError(
-            f"Bn is {self.bn} and Fn is {self.fn}, but in {model} late blocks take the outputs of early ones, which"
-            " must then have run. Set Fn to at least Bn."
-        )
-
-    def check_stack(self, blocks: int) -> None:
-        """Raise ``ValueError`` unless at least one of the stack's ``blocks`` is left to skip."""
-        settings = self.with_preset()
-        if settings.fn + settings.bn < blocks:
-            return
-        source = "" if self.preset == "custom" else f" (preset {self.preset!r})"
-        raise ValueError(
-            f"Fn is {settings.fn} and Bn is {settings.bn}{source}, but the model has {blocks} blocks: Fn + Bn must be"
-            " smaller than the number of blocks, or nothing is left to skip. Lower Fn or Bn, or use preset 'custom'."
-        )
+        bn = min(preset.bn, preset.fn) if long_skips else preset.bn
+        return {**vars(preset), "bn": bn, "max_cached": -1}
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """Settings for one sampling run of known length.
+class CacheRules(_Values):
+    """The rules for one model, made once by :meth:`DBCacheSettings.rules`. Equal where the values are."""
 
-    ``off`` is the reason caching is off for this run, or an empty string; ``notes`` are to be said once.
+
+@dataclass(frozen=True)
+class RunRules(_Values):
+    """The rules of one run, made by :func:`rules_for_run`.
+
+    Attributes:
+        steps: sampler steps in the schedule.
+        off: why nothing is cached in this run, or an empty string.
+        notes: to be said once.
     """
 
-    settings: DBCacheSettings
-    use_scm: bool
-    off: str
-    notes: tuple[str, ...]
+    steps: int = 0
+    off: str = ""
+    notes: tuple[str, ...] = ()
 
 
-def settings_for_run(settings: DBCacheSettings, steps: int) -> RunSettings:
-    """Fit ``settings`` to a schedule of ``steps`` sampler steps.
+def rules_for_run(rules: CacheRules, steps: int) -> RunRules:
+    """Fit ``rules`` to a schedule of ``steps`` sampler steps.
 
     A preset's warm-up shrinks to a third of the steps on schedules shorter than twice the warm-up, and below
     6 steps a preset switches caching off; ``custom`` is taken at its word. cache-dit's step masks are drawn for
     28 steps and only scale down to 9: shorter schedules go without.
     """
-    settings_now = settings.with_preset()
     notes = []
     off = ""
-    if settings.preset != "custom":
+    warmup_steps, scm = rules.warmup_steps, rules.scm
+    if rules.preset != "custom":
         if steps < FEWEST_STEPS:
             off = f"{steps} steps are too few to gain from caching"
             notes.append(f"DBCache: {off}; every step is computed.")
-        elif steps < 2 * settings_now.warmup_steps:
-            shorter = max(1, steps // 3)
+        elif steps < 2 * warmup_steps:
+            warmup_steps = max(1, steps // 3)
             notes.append(
-                f"DBCache: preset {settings.preset!r} warms up for {shorter} instead of {settings_now.warmup_steps}"
+                f"DBCache: preset {rules.preset!r} warms up for {warmup_steps} instead of {rules.warmup_steps}"
                 f" steps, because the schedule has only {steps}."
             )
-            settings_now = replace(settings_now, warmup_steps=shorter)
-    use_scm = settings.scm != "none"
-    if not off and settings_now.threshold == 0.0 and not (use_scm and settings.scm_policy == "static"):
+    if not off and rules.threshold == 0.0 and not (scm != "none" and rules.scm_policy == "static"):
         off = "threshold is 0"
-    if use_scm and steps < FEWEST_STEPS_FOR_SCM:
-        use_scm = False
+    if scm != "none" and steps < FEWEST_STEPS_FOR_SCM:
         notes.append(
-            f"DBCache: scm {settings.scm!r} is left out, because a step mask needs at least {FEWEST_STEPS_FOR_SCM}"
+            f"DBCache: scm {scm!r} is left out, because a step mask needs at least {FEWEST_STEPS_FOR_SCM}"
             f" steps and the schedule has {steps}."
         )
-    return RunSettings(settings_now, use_scm, off, tuple(notes))
+        scm = "none"
+    fitted = {**vars(rules), "warmup_steps": warmup_steps, "scm": scm}
+    return RunRules(**fitted, steps=steps, off=off, notes=tuple(notes))
 
 
-def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+def _one_of(field: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{field} is {value!r}, but must be one of {', '.join(allowed)}.")
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
 
 from ..stack.layout import Hidden, StackLayout
 from ..stack.outlook import Outlook, head_plan
@@ -12,7 +16,9 @@ from .block_order import StackRoute
 from .branches import Branch, branch_name, shape_key
 from .cache_dit import CacheContexts
 from .calls import CallInfo
-from .rules import DBCacheSettings, settings_for_run
+from .decision import computes_after
+from .main_memory import CopyingDevice, MainMemory, OnDevice, copying_device
+from .rules import CacheRules, rules_for_run
 
 log = logging.getLogger("dit_layerwise_offload.dbcache")
 
@@ -21,10 +27,11 @@ class DBCacheSession:
     """Owns the branches of one run; each of its model calls has a :class:`~.gate.CallGate` on it.
 
     Args:
-        settings: the node's settings.
+        rules: DBCache's for the model.
         steps: sampler steps in the schedule.
         layout: the model's stack.
         keeping: context manager in which everything that outlives a block is allocated.
+        device_for: returns how a device copies to main memory beside the host, for tests.
 
     Raises:
         RuntimeError: cache-dit is missing or not a tested version.
@@ -32,23 +39,24 @@ class DBCacheSession:
 
     def __init__(
         self,
-        settings: DBCacheSettings,
+        rules: CacheRules,
         steps: int,
         layout: StackLayout,
-        keeping: Callable[[], AbstractContextManager] = nullcontext,
+        keeping: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        device_for: Callable[[torch.device], CopyingDevice | None] = copying_device,
     ) -> None:
-        run = settings_for_run(settings, steps)
-        self.settings = run.settings
-        self.off = run.off
-        self._steps = steps
-        self.route = StackRoute(layout, run.settings.fn, run.settings.bn)
+        self.rules = rules_for_run(rules, steps)
+        self.off = self.rules.off
+        self.route = StackRoute(layout, rules.fn, rules.bn)
         self.keeping = keeping
-        self.notes: list[str] = list(run.notes)
-        self._contexts = None if run.off else CacheContexts(run, steps)
+        self.notes: list[str] = list(self.rules.notes)
+        in_main_memory = rules.cache_device == "cpu"
+        store = MainMemory(self.note_once, device_for) if in_main_memory else OnDevice()
+        self._contexts = CacheContexts(self.rules, store)
         self._branches: dict[Hashable, Branch] = {}
 
     def outlook(self, call: CallInfo) -> Outlook:
-        """Return what is certain about a call before its first block runs."""
+        """Return the certainties about a call before its first block runs."""
         route = self.route
         head = route.total if self.off else route.fn
         tail = () if self.off else range(route.total - route.bn, route.total)
@@ -60,14 +68,8 @@ class DBCacheSession:
         )
 
     def computes_after(self, step: int) -> bool:
-        """Whether a later step than ``step`` is certain to run every block: the last one, one that still warms up, or
-        one that the cap on cached steps in a row leaves no choice. False where only the residuals will tell."""
-        settings, left = self.settings, self._steps - 1 - step
-        if left <= 0:
-            return False
-        forced = settings.scm != "none" and settings.scm_policy == "static"
-        capped = not forced and 0 <= settings.max_continuous < left
-        return bool(self.off) or settings.compute_last_step or step + 1 < settings.warmup_steps or capped
+        """Whether a later step than ``step`` is certain to run every block."""
+        return computes_after(replace(self.rules, off=self.off), self._contexts.mask, step)
 
     def branch(self, call: CallInfo, hidden: Hidden) -> Branch:
         """Return the branch of a call, by its conditions, its setting and its first hidden states."""
@@ -79,7 +81,7 @@ class DBCacheSession:
 
     @property
     def kept_bytes(self) -> int:
-        """What the cache keeps now, in bytes, on the device or in main memory."""
+        """The size of everything kept now, in bytes, on the device or in main memory."""
         return sum(branch.context.kept_bytes for branch in self._branches.values())
 
     def note_once(self, text: str) -> None:
@@ -98,5 +100,4 @@ class DBCacheSession:
     def close(self) -> None:
         """Drop every tensor of the run."""
         self._branches.clear()
-        if self._contexts is not None:
-            self._contexts.clear()
+        self._contexts.clear()

@@ -6,7 +6,14 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..dbcache.calibrators import CALIBRATORS
+from ..dbcache.rules import CACHE_DEVICES, PRESET_NAMES, SCM_MASKS, SCM_POLICIES, DBCacheSettings
+
 _CUSTOM = " Used with preset custom."
+
+
+def _calibrators() -> str:
+    return " ".join(f"{name}: {choice.blurb}; keeps {choice.keeps}." for name, choice in CALIBRATORS.items())
 
 
 class DiTDBCache(io.ComfyNode):
@@ -27,7 +34,7 @@ class DiTDBCache(io.ComfyNode):
                 io.Model.Input("model", tooltip="A diffusion transformer."),
                 io.Combo.Input(
                     "preset",
-                    options=["quality", "balanced", "fast", "custom"],
+                    options=list(PRESET_NAMES),
                     default="quality",
                     tooltip="quality changes the picture least, fast saves most. custom uses the values from Fn to"
                     " max_cached_steps.",
@@ -64,10 +71,10 @@ class DiTDBCache(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "calibrator",
-                    options=["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"],
+                    options=list(CALIBRATORS),
                     default="secant",
-                    tooltip="Forecasts what the skipped blocks would add instead of repeating it: closer to the exact"
-                    " picture, for more memory: secant and sigma_taylor least, dmd most. none: repeat.",
+                    tooltip="Forecast of what the skipped blocks add: closer to the exact picture than repeating, for"
+                    " more memory. " + _calibrators(),
                 ),
                 io.Int.Input(
                     "calibrator_order",
@@ -78,13 +85,13 @@ class DiTDBCache(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "scm",
-                    options=["none", "slow", "medium", "fast", "ultra"],
+                    options=list(SCM_MASKS),
                     default="none",
                     tooltip="Step computation mask: which steps may be cached at all. From 9 steps up.",
                 ),
                 io.Combo.Input(
                     "scm_policy",
-                    options=["dynamic", "static"],
+                    options=list(SCM_POLICIES),
                     default="dynamic",
                     tooltip="Steps the mask leaves open: dynamic still compares, static always caches, whatever"
                     " threshold and caps say.",
@@ -107,7 +114,7 @@ class DiTDBCache(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "cache_device",
-                    options=["auto", "device", "cpu"],
+                    options=list(CACHE_DEVICES),
                     default="auto",
                     tooltip="Where the cache lives between calls. cpu: in main memory, one tensor at a time on the GPU;"
                     " slower. auto and device: on the GPU.",
@@ -146,7 +153,6 @@ class DiTDBCache(io.ComfyNode):
         compute_last_step: bool = True,
     ) -> io.NodeOutput:
         from ..comfy_adapter.apply import apply_dbcache
-        from ..dbcache.rules import DBCacheSettings
 
         settings = DBCacheSettings(
             preset=preset,

@@ -140,7 +140,7 @@ class StackLayout:
         """Number of blocks in the stack."""
         return self.segments[-1].stop
 
-    def placed(self, index: int) -> PlacedSegment:
+    def segment_at(self, index: int) -> PlacedSegment:
         """Return the segment that block ``index`` belongs to."""
         return next(placed for placed in self.segments if placed.start <= index < placed.stop)
 

@@ -64,25 +64,25 @@ class SamplingRun:
             steps=self.counter.steps,
             blocks=len(stack.blocks),
         )
-        settings = given.cache
-        self._settings = settings
+        rules = given.cache
+        self._rules = rules
         self._node_id = given.node_id
         self._unproven = ""
         self._copied_before = copies_of(self._root)
         self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
         self.session: DBCacheSession | None = None
         self._controls = ControlRanges()
-        if settings is not None:
+        if rules is not None:
             # the model itself has a patched one, as the shift nodes make it, only once it is loaded
             to_sigma = patcher.get_model_object("model_sampling").percent_to_sigma
             self._controls = ControlRanges(conds, to_sigma)
-            self._open = levels_at((settings.start_percent, settings.end_percent), to_sigma)
-            self._report.threshold = settings.with_preset().threshold
+            self._open = levels_at((rules.start_percent, rules.end_percent), to_sigma)
+            self._report.threshold = rules.threshold
             if stack.layout is not None:
                 self._open_session(stack.layout)
 
     def _open_session(self, layout: StackLayout) -> None:
-        self.session = DBCacheSession(self._settings, self.counter.steps, layout, keeping_context())
+        self.session = DBCacheSession(self._rules, self.counter.steps, layout, keeping_context())
         for note in self.session.notes:
             log.info("%s", note)
 
@@ -93,7 +93,7 @@ class SamplingRun:
     def warn_of_neighbours(self, model_options: Mapping[str, Any]) -> None:
         """Warn of nodes that came after DBCache and do not go together with it."""
         other = whole_step_cache(model_options)
-        if other and self._settings is not None:
+        if other and self._rules is not None:
             self._note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
 
     def _note_once(self, text: str, level: int = logging.WARNING) -> None:
@@ -135,7 +135,7 @@ class SamplingRun:
 
     @property
     def _is_proving(self) -> bool:
-        return self._settings is not None and self.session is None and not self._unproven
+        return self._rules is not None and self.session is None and not self._unproven
 
     def outlook(self, call: CallInfo) -> Outlook:
         """Return the blocks that are certain to run in a call and after it, before its first block runs."""
@@ -145,7 +145,7 @@ class SamplingRun:
         if not self._is_proving:
             return Outlook(next_head=None if call.last else total)
         # a call that proves a stack opens the cache for the next one
-        return Outlook(head_plan(total, total), next_head=None if call.last else self._settings.with_preset().fn)
+        return Outlook(head_plan(total, total), next_head=None if call.last else self._rules.fn)
 
     def finish_call(self, gate: CallGate | StackProver) -> None:
         """Take over the result of a call's gate: a stack that is proven now opens the session."""
@@ -181,11 +181,11 @@ class SamplingRun:
             self._report.notes += [note for note in engine.notes if note not in self._report.notes]
             self._report.streamed_blocks = sorted({*self._report.streamed_blocks, *engine.streamer.weights})
             self._report.peak_slot_bytes = max(self._report.peak_slot_bytes, engine.streamer.peak_slot_bytes)
-        if self._settings is None:
+        if self._rules is None:
             return
         text = f"step {call.step + 1} of {self.counter.steps}, {record.branch}: {record.outcome} ({record.reason})"
         show_on_node(self._node_id, text)
-        if self._settings.verbose:
+        if self._rules.verbose:
             log.info("%s", text)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class SamplingRun:
         log.info("%s: %s.", self._report.model, self._report.headline())
 
     def _closed(self, sigma: float) -> str:
-        if self._settings is None:
+        if self._rules is None:
             return ""
         start, end = self._open
         if sigma > start:

@@ -14,7 +14,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...dbcache.rules import DBCacheSettings
+from ...dbcache.rules import CacheRules
 from ...offload.block_weights import BlockWeights
 from ...offload.placement import Placement, choose_placement, explain
 from ...offload.residency import slot_bytes
@@ -86,14 +86,13 @@ class ModelStreaming:
         return len(self._module_bytes)
 
     def choose(
-        self, settings: OffloadSettings, cache: DBCacheSettings | None, budget: float, most: int | None = None
+        self, settings: OffloadSettings, cache: CacheRules | None, budget: float, most: int | None = None
     ) -> Placement:
         """Return the blocks to stream, and how far ahead, within ``budget`` device bytes for weights.
 
-        ``cache`` are DBCache's settings, ``None`` where it is not on the model; ``most`` limits the number of
+        ``cache`` are DBCache's rules, ``None`` where it is not on the model; ``most`` limits the number of
         residents further than the settings.
         """
-        cache = cache.with_preset() if cache is not None else None
         budget = min(budget, settings.budget_bytes)
         return choose_placement(
             self._block_bytes,

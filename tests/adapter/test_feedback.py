@@ -28,6 +28,7 @@ def lines(caplog):
         shape = SHAPES["in_place"](0, mock_comfy.wrap_diffusion_model)
         plain = mock_comfy.ModelPatcher(mock_comfy.BaseModel(shape))
         settings = {"preset": "custom", "fn": 1, "bn": 1, "warmup_steps": 2, "threshold": 1.0, "max_continuous": 2}
+        settings["calibrator"] = "none"
         model = apply.apply_dbcache(plain, DBCacheSettings(**{**settings, **values}))
         model = apply.apply_layerwise_offload(model, OffloadSettings(resident_blocks=3))
         generator = torch.Generator().manual_seed(1)

@@ -53,7 +53,7 @@ def test_the_report_says_what_stays_and_why():
 
 
 def test_with_the_cache_its_blocks_stay_first():
-    settings = DBCacheSettings(preset="custom", fn=1, bn=1, warmup_steps=1, threshold=1.0)
+    settings = DBCacheSettings(preset="custom", fn=1, bn=1, warmup_steps=1, threshold=1.0, calibrator="none")
     model = apply.apply_dbcache(streamed(plain(), resident_blocks=3), settings)
     sample(model)
     assert placement(model).startswith("3 of 8 blocks stay (cache_aware), 1 copied ahead")
@@ -69,7 +69,7 @@ def test_a_model_that_fits_streams_nothing_and_says_so():
     model = streamed(plain())
     sample(model)
     assert placement(model) == "all 8 blocks stay on the device, nothing is streamed"
-    cached = apply.apply_dbcache(plain(), DBCacheSettings(preset="fast"))
+    cached = apply.apply_dbcache(plain(), DBCacheSettings(preset="fast", calibrator="none"))
     sample(cached)
     assert placement(cached) == ""
 

@@ -48,8 +48,8 @@ def test_without_comfyui_or_a_card_parts_are_skipped(monkeypatch):
 
 
 def test_costs_measure_something():
-    values = {**costs.hook_costs(repeats=3), **costs.packing_costs(repeats=3)}
-    assert len(values) == 6
+    values = {**costs.hook_costs(repeats=3), **costs.packing_costs(repeats=3), **costs.judging_costs(repeats=3)}
+    assert len(values) == 7
     assert all(isinstance(value, float) for value in values.values())
 
 

@@ -66,4 +66,4 @@ def test_costs(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     part = costs.costs()
     assert well_formed(part)
-    assert len(part.rows) == 6
+    assert len(part.rows) == 7

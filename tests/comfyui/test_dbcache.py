@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from pack.dbcache.calibrators import CALIBRATORS
 from rigs.real_comfy import FAMILIES, FORCED, STEPS, blocks_of, build, differing_prompts, lora, sample, with_lora
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -125,7 +126,7 @@ def test_the_same_model_again_behaves_like_fresh(dbcache, family):
 
 
 @each_family
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer"])
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 @pytest.mark.parametrize("resident", [0, 3])
 def test_both_nodes_in_either_order(offload, dbcache, report, family, calibrator, resident):
     plain = build(family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import node_helpers
 import pytest
 import torch
+from pack.dbcache.calibrators import CALIBRATORS
 from rigs.real_comfy import FLUX, FORCED, WAN, blocks_of, build, cond, sample
 from rigs.tiny_models import noise
 
@@ -88,7 +89,7 @@ def test_every_condition_gets_what_it_would_get_alone(dbcache, report):
 
 
 @pytest.mark.parametrize("batch", [2, 3])
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 def test_a_batch_gets_what_its_items_would_get(dbcache, batch, calibrator):
     """Hits forced at the same steps: cond and uncond joined, two and three pictures, against one at a time."""
     settings = {**FORCED, "calibrator": calibrator}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from pack.dbcache.calibrators import CALIBRATORS
 from rigs import tiny_sizes
 from rigs.real_comfy import WAN, build, sample
 
@@ -35,7 +36,7 @@ DBCACHE_INPUTS = [
     ("residual_diff_threshold", "FLOAT", 0.08),
     ("max_continuous_cached_steps", "INT", 2),
     ("max_cached_steps", "INT", -1),
-    ("calibrator", ["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"], "secant"),
+    ("calibrator", list(CALIBRATORS), "secant"),
     ("calibrator_order", "INT", 1),
     ("scm", ["none", "slow", "medium", "fast", "ultra"], "none"),
     ("scm_policy", ["dynamic", "static"], "dynamic"),

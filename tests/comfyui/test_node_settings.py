@@ -38,9 +38,29 @@ OFFLOAD = {
 
 def test_dbcache(pack, dbcache):
     model = dbcache(build(WAN), preset="custom", **{name: value for name, (_, value) in CACHE.items()})
-    settings = pack.module("comfy_adapter.attachments").attached(model).cache
-    assert settings.preset == "custom"
-    assert {field: getattr(settings, field) for field, _ in CACHE.values()} == dict(CACHE.values())
+    rules = pack.module("comfy_adapter.attachments").attached(model).cache
+    assert rules.preset == "custom"
+    assert {field: getattr(rules, field) for field, _ in CACHE.values()} == dict(CACHE.values())
+
+
+def test_settings_made_without_the_node_are_the_nodes(pack):
+    """A script that leaves an input out gets the cache that the node would make."""
+    declared = {item.id: item for item in pack.nodes["DiTDBCache"].define_schema().inputs}
+    of_node = {field: declared[name].default for name, (field, _) in {**CACHE, "preset": ("preset", "")}.items()}
+    assert set(declared) == {*CACHE, "preset", "model"}
+    assert of_node == vars(pack.module("dbcache.rules").DBCacheSettings())
+
+
+def test_options_are_those_of_the_tables(pack):
+    rules = pack.module("dbcache.rules")
+    options = {item.id: getattr(item, "options", None) for item in pack.nodes["DiTDBCache"].define_schema().inputs}
+    assert {name: listed for name, listed in options.items() if listed} == {
+        "preset": [*rules.PRESETS, "custom"],
+        "calibrator": list(pack.module("dbcache.calibrators").CALIBRATORS),
+        "scm": list(rules.SCM_MASKS),
+        "scm_policy": list(rules.SCM_POLICIES),
+        "cache_device": list(rules.CACHE_DEVICES),
+    }
 
 
 def test_offload(offload):

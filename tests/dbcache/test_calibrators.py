@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pack.dbcache.calibrators import FARTHEST, SecantCalibrator, SigmaTaylorCalibrator, lagrange_weights
+from pack.dbcache.calibrators import CALIBRATORS
+from pack.dbcache.calibrators.secant import FARTHEST, SecantCalibrator
+from pack.dbcache.calibrators.sigma_taylor import SigmaTaylorCalibrator, lagrange_weights
+from pack.dbcache.residual_names import middle_residual
 from rigs.gate_rig import GateRig, custom
 
-NAME = "0_video_Bn_residual"
+NAME, PACKED, JOINT = middle_residual(0, "video"), middle_residual(0, "packed"), middle_residual(4, "joint")
+OWN = [name for name, choice in CALIBRATORS.items() if choice.forecaster is not None]
 
 
 def tensor(seed: int, shape: tuple[int, ...] = (2, 5, 4)) -> torch.Tensor:
@@ -59,10 +63,10 @@ def test_secant_gives_every_packed_stream_its_own_step():
     for amount in (0.0, 1.0):
         for stream, span in spans.items():
             calibrator.anchor(stream, (base + amount * change)[span])
-        calibrator.update(amount * change, name="0_packed_Bn_residual")
+        calibrator.update(amount * change, name=PACKED)
     speed = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2], dtype=torch.float64).reshape(8, 1)
     calibrator.look({stream: (base + (1 + speed) * change)[span] for stream, span in spans.items()})
-    assert torch.allclose(calibrator.approximate(name="0_packed_Bn_residual"), (1 + speed) * change, rtol=1e-6)
+    assert torch.allclose(calibrator.approximate(name=PACKED), (1 + speed) * change, rtol=1e-6)
 
 
 def test_secant_moves_a_later_segment_by_all_first_streams_together():
@@ -71,9 +75,9 @@ def test_secant_moves_a_later_segment_by_all_first_streams_together():
     for amount in (0.0, 1.0):
         calibrator.anchor("image", amount * image)
         calibrator.anchor("text", amount * text)
-        calibrator.update(amount * joint, name="4_joint_Bn_residual")
+        calibrator.update(amount * joint, name=JOINT)
     calibrator.look({"image": 1.5 * image, "text": 1.5 * text})
-    assert torch.allclose(calibrator.approximate(name="4_joint_Bn_residual"), 1.5 * joint, rtol=1e-6)
+    assert torch.allclose(calibrator.approximate(name=JOINT), 1.5 * joint, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("moved", "expected"), [(-1.0, 0.0), (10.0, FARTHEST)])
@@ -106,7 +110,7 @@ def test_secant_without_movement_repeats_the_last_residual():
 
 def test_secant_measures_in_float32_and_in_pieces(monkeypatch):
     """Half precision sums would overflow; a long sequence must not be copied whole."""
-    monkeypatch.setattr("pack.dbcache.calibrators.TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr("pack.dbcache.calibrators.secant.TOKENS_AT_ONCE", 3)
     base = torch.full((1, 8, 4), 60.0, dtype=torch.float16)
     calibrator = SecantCalibrator()
     for amount in (0.0, 100.0):
@@ -161,7 +165,7 @@ def test_lagrange_weights_sum_to_one():
     assert lagrange_weights([1.0, 0.7], 0.7) == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("calibrator", ["secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", OWN)
 def test_samples_are_not_written_to(calibrator):
     rig = GateRig("double_single", custom(warmup_steps=3, calibrator=calibrator))
     for step in range(3):

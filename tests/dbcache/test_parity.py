@@ -7,6 +7,7 @@ import functools
 import cache_dit
 import pytest
 import torch
+from pack.dbcache.calibrators import CALIBRATORS as TABLE
 from pack.dbcache.calls import CallInfo
 from pack.dbcache.gate import CallGate
 from pack.dbcache.rules import DBCacheSettings
@@ -53,14 +54,16 @@ CALIBRATORS = {
 """The setting, its order, and cache-dit's config for the same."""
 
 
-def inputs(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     start, change = (torch.randn(1, 6, WIDTH, generator=generator) for _ in range(2))
-    return start + 0.03 * step * change, torch.full((1, 1, WIDTH), 0.05 * step)
+    return (start + 0.03 * step * change).to(dtype), torch.full((1, 1, WIDTH), 0.05 * step, dtype=dtype)
 
 
-def theirs(fn: int, bn: int, threshold: float, calibrator: str, scm: str) -> tuple[list[torch.Tensor], list[int]]:
-    stack = Stack()
+def theirs(
+    fn: int, bn: int, threshold: float, calibrator: str, scm: str, dtype: torch.dtype = torch.float32
+) -> tuple[list[torch.Tensor], list[int]]:
+    stack = Stack().to(dtype)
     mask = None if scm == "none" else cache_dit.steps_mask(mask_policy=scm, total_steps=STEPS)
     config = cache_dit.DBCacheConfig(
         Fn_compute_blocks=fn,
@@ -80,14 +83,20 @@ def theirs(fn: int, bn: int, threshold: float, calibrator: str, scm: str) -> tup
         has_separate_cfg=False,
     )
     cache_dit.enable_cache(adapter, cache_config=config, calibrator_config=CALIBRATORS[calibrator][2]())
-    outputs = [stack(*inputs(step)) for step in range(STEPS)]
+    outputs = [stack(*inputs(step, dtype)) for step in range(STEPS)]
     return outputs, cache_dit.summary(stack, logging=False)[0].cached_steps
 
 
 def ours(
-    fn: int, bn: int, threshold: float, calibrator: str, scm: str, in_place: bool = False
+    fn: int,
+    bn: int,
+    threshold: float,
+    calibrator: str,
+    scm: str,
+    in_place: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[list[torch.Tensor], list[int]]:
-    stack = Stack(in_place)
+    stack = Stack(in_place).to(dtype)
     name, order, _ = CALIBRATORS[calibrator]
     settings = DBCacheSettings(
         preset="custom",
@@ -101,11 +110,11 @@ def ours(
         scm=scm,
     )
     segment = Segment((HiddenState("hidden", "hidden_states", position=0),))
-    session = DBCacheSession(settings, STEPS, StackLayout((PlacedSegment(segment, 0, TOTAL),)))
+    session = DBCacheSession(settings.rules(TOTAL), STEPS, StackLayout((PlacedSegment(segment, 0, TOTAL),)))
     outputs, hits = [], []
     for step in range(STEPS):
         call = StackCall(stack.blocks, CallGate(session, CallInfo(step=step, sigma=0.0)))
-        result = call.run(functools.partial(stack, *inputs(step)))
+        result = call.run(functools.partial(stack, *inputs(step, dtype)))
         outputs.append(result.output)
         if result.outcome.hit:
             hits.append(step)
@@ -125,6 +134,22 @@ def test_same_decisions_and_same_bits(fn, bn, threshold, calibrator, scm):
     in_place, hits_in_place = ours(fn, bn, threshold, calibrator, scm, in_place=True)
     assert hits_in_place == hits
     assert all(torch.equal(a, b) for a, b in zip(in_place, outputs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("calibrator", ["none", "taylorseer"])
+@pytest.mark.parametrize("threshold", [0.06, 0.12, 0.3])
+@torch.no_grad()
+def test_it_is_so_in_half_precision(threshold, calibrator, dtype):
+    expected, cached_steps = theirs(1, 0, threshold, calibrator, "none", dtype)
+    outputs, hits = ours(1, 0, threshold, calibrator, "none", dtype=dtype)
+    assert hits == cached_steps
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
+def test_the_calibrators_above_are_all_that_are_cache_dits():
+    packs = {name for name, choice in TABLE.items() if choice.forecaster is not None}
+    assert {name for name, _, _ in CALIBRATORS.values()} == set(TABLE) - packs
 
 
 def test_the_thresholds_above_give_both_hits_and_misses():

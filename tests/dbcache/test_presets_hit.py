@@ -25,7 +25,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
 def outcomes_of(shape, preset, at=None):
     """Every call's outcome along a trajectory that moves a little each step, or stands still ``at`` one of them."""
-    rig = GateRig(shape, DBCacheSettings(preset=preset), STEPS)
+    rig = GateRig(shape, DBCacheSettings(preset=preset, calibrator="none"), STEPS)
     return [rig.call(step, at=at)[1] for step in range(STEPS)]
 
 

@@ -7,6 +7,7 @@ ComfyUI records.
 from __future__ import annotations
 
 import pytest
+from pack.dbcache.calibrators import CALIBRATORS
 from rigs.gate_rig import GateRig, custom
 from rigs.recorded_allocations import AllocationRecorder
 
@@ -26,7 +27,7 @@ def run(rig: GateRig, recorder: AllocationRecorder, steps: int = 8) -> list[bool
         return [rig.call(step)[1].hit for step in range(steps)]
 
 
-@pytest.mark.parametrize("calibrator", ["none", "taylorseer", "foca", "dmd", "secant", "sigma_taylor"])
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 @pytest.mark.parametrize(("fn", "bn"), [(1, 0), (2, 3)])
 def test_no_allocation_is_recorded_in_one_scope_and_freed_in_another(calibrator, fn, bn):
     recorder = AllocationRecorder()

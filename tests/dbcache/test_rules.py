@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from pack.dbcache.rules import DBCacheSettings, settings_for_run
+from pack.dbcache.rules import DBCacheSettings, rules_for_run
+
+BLOCKS = 40
+
+
+def run_of(steps, **values):
+    return rules_for_run(DBCacheSettings(**values).rules(BLOCKS), steps)
 
 
 @pytest.mark.parametrize(
@@ -11,48 +17,46 @@ from pack.dbcache.rules import DBCacheSettings, settings_for_run
     [("quality", (1, 2, 8, 0.08, 2)), ("balanced", (1, 0, 4, 0.12, 2)), ("fast", (1, 0, 2, 0.24, 16))],
 )
 def test_presets(preset, values):
-    settings = DBCacheSettings(preset=preset, fn=5, bn=5, threshold=0.9, max_cached=3).with_preset()
-    assert (settings.fn, settings.bn, settings.warmup_steps, settings.threshold, settings.max_continuous) == values
-    assert settings.max_cached == -1
+    rules = DBCacheSettings(preset=preset, fn=5, bn=5, threshold=0.9, max_cached=3).rules(BLOCKS)
+    assert (rules.fn, rules.bn, rules.warmup_steps, rules.threshold, rules.max_continuous) == values
+    assert rules.max_cached == -1
 
 
 def test_custom_keeps_the_nodes_own_values():
     settings = DBCacheSettings(preset="custom", fn=5, bn=4, max_cached=3)
-    assert settings.with_preset() == settings
+    assert vars(settings.rules(BLOCKS)) == vars(settings)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(50, 8), (16, 8), (15, 5), (9, 3), (6, 2)])
 def test_a_presets_warm_up_shrinks_on_short_schedules(steps, warmup):
-    run = settings_for_run(DBCacheSettings(preset="quality"), steps)
-    assert run.settings.warmup_steps == warmup
+    run = run_of(steps, preset="quality")
+    assert run.warmup_steps == warmup
     assert not run.off
     assert bool(run.notes) == (steps < 16)
 
 
 def test_a_preset_is_off_below_six_steps_and_says_so():
-    run = settings_for_run(DBCacheSettings(preset="fast"), 5)
+    run = run_of(5, preset="fast")
     assert "too few" in run.off
     assert "5 steps" in run.notes[0]
 
 
 def test_custom_is_taken_at_its_word():
-    run = settings_for_run(DBCacheSettings(preset="custom", warmup_steps=8), 4)
-    assert (run.settings.warmup_steps, run.off, run.notes) == (8, "", ())
+    run = run_of(4, preset="custom", warmup_steps=8)
+    assert (run.warmup_steps, run.off, run.notes) == (8, "", ())
 
 
 def test_step_masks_are_left_out_below_nine_steps():
-    settings = DBCacheSettings(preset="custom", scm="fast")
-    assert settings_for_run(settings, 9).use_scm
-    run = settings_for_run(settings, 8)
-    assert not run.use_scm
+    assert run_of(9, preset="custom", scm="fast").scm == "fast"
+    run = run_of(8, preset="custom", scm="fast")
+    assert run.scm == "none"
     assert "scm 'fast'" in run.notes[0]
 
 
 def test_threshold_zero_switches_off_unless_a_static_mask_decides():
-    settings = DBCacheSettings(preset="custom", threshold=0.0)
-    assert settings_for_run(settings, 20).off == "threshold is 0"
-    static = DBCacheSettings(preset="custom", threshold=0.0, scm="fast", scm_policy="static")
-    assert settings_for_run(static, 20).off == ""
+    values = {"preset": "custom", "threshold": 0.0}
+    assert run_of(20, **values).off == "threshold is 0"
+    assert run_of(20, **values, scm="fast", scm_policy="static").off == ""
 
 
 @pytest.mark.parametrize(
@@ -86,19 +90,33 @@ def test_bad_values_are_named(field, values):
 def test_something_must_be_left_to_skip(fn, bn, blocks, fits):
     settings = DBCacheSettings(preset="custom", fn=fn, bn=bn)
     if fits:
-        settings.check_stack(blocks)
+        assert (settings.rules(blocks).fn, settings.rules(blocks).bn) == (fn, bn)
         return
     with pytest.raises(ValueError, match=f"Fn is {fn} and Bn is {bn}.*{blocks} blocks.*Lower Fn or Bn"):
-        settings.check_stack(blocks)
+        settings.rules(blocks)
 
 
 def test_long_skips_need_the_early_blocks():
     """Hunyuan-DiT: late blocks take the outputs of early ones."""
-    quality = DBCacheSettings(preset="quality").with_long_skips("Hunyuan-DiT")
-    assert (quality.with_preset().fn, quality.with_preset().bn) == (1, 1)
-    assert DBCacheSettings(preset="quality").with_preset().bn == 2
-    assert DBCacheSettings(preset="fast").with_long_skips("Hunyuan-DiT").with_preset().bn == 0
+    quality = DBCacheSettings(preset="quality").rules(BLOCKS, "Hunyuan-DiT")
+    assert (quality.fn, quality.bn) == (1, 1)
+    assert DBCacheSettings(preset="quality").rules(BLOCKS).bn == 2
+    assert DBCacheSettings(preset="fast").rules(BLOCKS, "Hunyuan-DiT").bn == 0
     custom = DBCacheSettings(preset="custom", fn=2, bn=2)
-    assert custom.with_long_skips("Hunyuan-DiT") == custom
-    with pytest.raises(ValueError, match=r"Bn is 3 and Fn is 2.*Set Fn to at least Bn"):
-        DBCacheSettings(preset="custom", fn=2, bn=3).with_long_skips("Hunyuan-DiT")
+    assert custom.rules(BLOCKS, "Hunyuan-DiT") == custom.rules(BLOCKS)
+    with pytest.raises(ValueError, match=r"Bn is 3 and Fn is 2, but in Hunyuan-DiT.*Set Fn to at least Bn"):
+        DBCacheSettings(preset="custom", fn=2, bn=3).rules(BLOCKS, "Hunyuan-DiT")
+
+
+def test_a_presets_bn_is_limited_before_the_stack_is_checked():
+    assert DBCacheSettings(preset="quality").rules(3, "Hunyuan-DiT").bn == 1
+    with pytest.raises(ValueError, match=r"Bn is 2 \(preset 'quality'\)"):
+        DBCacheSettings(preset="quality").rules(3)
+
+
+def test_rules_are_equal_by_value():
+    """A placement is kept as long as the rules it was chosen for are the same."""
+    one, same, other = (DBCacheSettings(preset=name).rules(BLOCKS) for name in ("quality", "quality", "fast"))
+    assert one == same
+    assert one is not same
+    assert one != other

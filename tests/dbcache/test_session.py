@@ -10,6 +10,7 @@ from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 STEPS = 10
 LAYOUT = StackLayout((PlacedSegment(Segment((HiddenState("image", "x", position=0, output=None),)), 0, 8),))
 FREE = {"preset": "custom", "fn": 1, "bn": 1, "warmup_steps": 0, "max_continuous": -1, "compute_last_step": False}
+FREE["calibrator"] = "none"
 
 
 @pytest.mark.parametrize(
@@ -26,5 +27,5 @@ FREE = {"preset": "custom", "fn": 1, "bn": 1, "warmup_steps": 0, "max_continuous
 )
 def test_a_computed_step_is_certain_to_follow(values, certain):
     """``certain``: how many steps, from the first on, can count on one."""
-    session = DBCacheSession(DBCacheSettings(**{**FREE, **values}), STEPS, LAYOUT)
+    session = DBCacheSession(DBCacheSettings(**{**FREE, **values}).rules(LAYOUT.total), STEPS, LAYOUT)
     assert [session.computes_after(step) for step in range(STEPS + 2)] == [step < certain for step in range(STEPS + 2)]

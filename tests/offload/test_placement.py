@@ -6,7 +6,6 @@ import itertools
 import math
 
 import pytest
-from pack.dbcache.rules import DBCacheSettings
 from pack.offload.block_weights import BlockWeights
 from pack.offload.devices.virtual import VirtualDevice
 from pack.offload.placement import Placement, call_ms, choose_placement, explain
@@ -17,6 +16,7 @@ from pack.stack.outlook import Outlook
 from torch import nn, uint8, zeros
 
 from bench.policies import planned
+from bench.settings import cache_settings
 from bench.simulation import Scenario, simulate
 from bench.trajectories import GivenPattern, capped_pattern
 
@@ -146,7 +146,7 @@ def simulated(sizes, streamed, prefetch, known, cached):
     scenario = Scenario(sizes, (known.compute_ms,) * len(sizes), known.bytes_per_ms, streamed, prefetch)
     settings = pattern = None
     if cached is not None:
-        settings = DBCacheSettings(preset="custom", fn=1, bn=cached, warmup_steps=3, threshold=0.5, max_continuous=2)
+        settings = cache_settings(1, cached, 3, 0.5, 2)
         pattern = GivenPattern(capped_pattern(9, 3, 2))
     return simulate(scenario, 9, planned, settings, pattern).ms
 

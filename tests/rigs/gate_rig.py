@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pack.comfy_adapter.families.find import find_stack
 from pack.dbcache.calls import CallInfo
@@ -18,16 +20,18 @@ TOKENS = 10
 
 def custom(**values) -> DBCacheSettings:
     defaults = {"preset": "custom", "fn": 1, "bn": 0, "warmup_steps": 2, "threshold": 1.0, "max_continuous": -1}
-    return DBCacheSettings(**{**defaults, **values})
+    return DBCacheSettings(**{**defaults, "calibrator": "none", **values})
 
 
 class GateRig:
     """One toy model and one session. ``x(step)`` changes slowly with the step."""
 
-    def __init__(self, shape: str, settings: DBCacheSettings, steps: int = 12) -> None:
+    def __init__(self, shape: str, settings: DBCacheSettings, steps: int = 12, **session: Any) -> None:
+        self.settings = settings
         self.model = SHAPES[shape](0, wrap_diffusion_model)
         self.blocks = blocks_of(self.model)
-        self.session = DBCacheSession(settings, steps, find_stack(self.model).layout)
+        rules = settings.rules(len(self.blocks))
+        self.session = DBCacheSession(rules, steps, find_stack(self.model).layout, **session)
         self.steps = steps
         self.ran: list[int] = []
         self.announced: list[tuple[int, ...]] = []

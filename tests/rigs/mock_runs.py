@@ -47,6 +47,7 @@ def layout_for(shape, layout):
 
 def cached(patcher, **values):
     defaults = {"preset": "custom", "fn": 1, "bn": 1, "warmup_steps": 2, "threshold": 1.0, "max_continuous": 2}
+    defaults["calibrator"] = "none"
     return apply.apply_dbcache(patcher, DBCacheSettings(**{**defaults, **values}))
 
 
