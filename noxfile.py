@@ -50,6 +50,12 @@ def quality(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def rooms(session: nox.Session) -> None:
+    """Draw the picture of the rooms in docs/how-it-works.md from the imports."""
+    _run(session, "-m", "dev.rooms_picture")
+
+
+@nox.session(venv_backend="none")
 def train_toy(session: nox.Session) -> None:
     """Train the embedded toy model anew, about a quarter of an hour on two cores."""
     _run(session, "-m", "dev.toy.train", *session.posargs)
@@ -62,10 +68,17 @@ def families(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def describe(session: nox.Session) -> None:
+    """Print the family table's row for a model class: -- comfy.ldm.x.Model ARGUMENTS --inputs INPUTS, both as JSON."""
+    _run(session, "-m", "dev.describe", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style and formatting."""
+    """Check style, formatting and types."""
     _run(session, "-m", "ruff", "check", ".")
     _run(session, "-m", "ruff", "format", "--check", ".")
+    _run(session, "-m", "dev.check_types")
 
 
 def _run(session: nox.Session, *arguments: str) -> None:

@@ -122,13 +122,13 @@ def packing_costs(repeats: int = REPEATS) -> dict[str, float]:
     slot = Slot(device.empty(weights.size), device.mark())
 
     def unpack(number: int) -> None:
-        with weights.installed(slot.entries(weights, device)):
+        with weights.installed(slot.entries(0, weights, device)):
             pass
 
     tensors = f"{2 * LAYERS_A_BLOCK} tensors"
     return {
         f"laying out a block, {tensors}": median_call(lambda number: BlockWeights(block), repeats),
-        f"packing it into a slot, {tensors}": median_call(lambda number: slot.fill(0, weights, device), repeats),
+        f"packing it into a slot, {tensors}": median_call(lambda number: slot.fill(weights, device), repeats),
         f"unpacking it, {tensors}": median_call(unpack, repeats),
     }
 

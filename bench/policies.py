@@ -7,7 +7,7 @@ copies weights back to the host after use, SGLang allocates a buffer for each co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pack.offload.block_weights import BlockWeights
@@ -50,22 +50,25 @@ class _SlotUser:
 
     def _load(self, index: int, after: VirtualEvent | None = None) -> None:
         """Copy a block into a free slot, not before ``after`` has passed."""
-        slot = next(slot for slot in self._pool.slots if slot.block is None)
+        slot = next(self._free_slots())
         if after is not None:
             slot.done = after
-        slot.fill(index, self._weights[index], self._device)
+        slot.fill(self._weights[index], self._device)
         self._held[index] = slot
 
     def _has_room(self) -> bool:
-        return any(slot.block is None for slot in self._pool.slots)
+        return next(self._free_slots(), None) is not None
+
+    def _free_slots(self) -> Iterator[Slot]:
+        return (slot for slot in self._pool.slots if slot not in self._held.values())
 
     def _release(self, index: int) -> None:
-        self._held.pop(index).block = None
+        del self._held[index]
 
     def _run(self, index: int, forward: Forward, args: tuple, kwargs: dict[str, Any]) -> Any:
         weights, slot = self._weights[index], self._held[index]
         self._device.wait(slot.ready)
-        with weights.installed(slot.entries(weights, self._device)):
+        with weights.installed(slot.entries(index, weights, self._device)):
             result = forward(*args, **kwargs)
         slot.done = self._device.mark()
         return result

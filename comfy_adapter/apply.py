@@ -1,4 +1,4 @@
-"""What the nodes do: one function a node, from validated settings to a patched clone."""
+"""The nodes' work: one function a node, from validated settings to a patched clone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..dbcache.cache_dit import load_cache_dit
 from ..dbcache.rules import DBCacheSettings
 from ..offload.devices import check_torch
 from ..pictures.run_chart import blank, draw_message, draw_run
+from .attachments import ReportBox, attach, attached
 from .families.find import find_stack
-from .keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
 from .sampling.neighbours import whole_step_cache
-from .sampling.report import NO_RUN, NOT_OURS, ReportBox
+from .sampling.report import NO_RUN, NOT_OURS
 from .sampling.wrappers import add_wrappers
 from .streaming.dynamic_vram import plain_copy
 from .streaming.patcher import layerwise_patcher, with_new_identity
@@ -29,7 +29,7 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
     """Return a clone of ``model`` whose blocks are streamed as ``settings`` say.
 
     Raises:
-        ValueError: the model has no known block stack, or a setting asks for what this version does not do.
+        ValueError: the model has no known block stack, or a setting asks for something this version cannot do.
         RuntimeError: the installed torch is too old for the device.
     """
     find_stack(_diffusion_model(model))
@@ -54,7 +54,7 @@ def apply_layerwise_offload(model: Any, settings: OffloadSettings) -> Any:
 def _left_to_comfyui(model: Any, why: str) -> Any:
     log.info("DiT Layerwise Offload: the model is left to ComfyUI, because %s.", why)
     patched = _with_report(model.clone())
-    patched.set_attachments(ENGINE_KEY, ("comfyui", why))
+    attach(patched, engine="comfyui", engine_reason=why)
     return patched
 
 
@@ -62,7 +62,7 @@ def _streamed(model: Any, settings: OffloadSettings, why: str) -> Any:
     check_torch(model.load_device)
     log.info("DiT Layerwise Offload: engine 'layerwise' (%s).", why)
     patched = layerwise_patcher(_with_report(model.clone()), settings)
-    patched.set_attachments(ENGINE_KEY, ("layerwise", why))
+    attach(patched, engine="layerwise", engine_reason=why)
     return with_new_identity(patched)
 
 
@@ -88,8 +88,7 @@ def apply_dbcache(model: Any, settings: DBCacheSettings, node_id: Any = None) ->
         )
     load_cache_dit()
     patched = _with_report(model.clone())
-    patched.set_attachments(DBCACHE_KEY, rules)
-    patched.set_attachments(DBCACHE_NODE_KEY, node_id)
+    attach(patched, cache=rules, node_id=node_id)
     return patched
 
 
@@ -99,12 +98,13 @@ def last_run(model: Any) -> tuple[str, str, torch.Tensor]:
     Before the first run all three carry the same message. Without matplotlib the chart is blank and the summary says
     so.
     """
-    box: ReportBox | None = model.attachments.get(REPORT_KEY)
+    box = attached(model).report
     if box is None or box.report is None:
         message = NO_RUN if box is not None else NOT_OURS
         return message, message, _chart(lambda: draw_message(message))[0]
-    chart, missing = _chart(lambda: draw_run(box.report.chart()))
-    return box.report.summary() + missing, box.report.to_json(), chart
+    report = box.report
+    chart, missing = _chart(lambda: draw_run(report.chart()))
+    return report.summary() + missing, report.to_json(), chart
 
 
 def _chart(draw: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, str]:
@@ -116,7 +116,7 @@ def _chart(draw: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, str]:
 
 def _with_report(patched: Any) -> Any:
     """Give a fresh clone a report of its own and the pack's wrappers."""
-    patched.set_attachments(REPORT_KEY, ReportBox())
+    attach(patched, report=ReportBox())
     add_wrappers(patched)
     return patched
 

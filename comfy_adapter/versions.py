@@ -13,14 +13,9 @@ try:
 except ImportError:
     model_prefetch = None
 try:
-    from comfyui_version import __version__ as version
+    from comfyui_version import __version__ as comfyui_version
 except ImportError:
-    version = "unknown"
-
-
-def comfyui_version() -> str:
-    """Return ComfyUI's version, ``unknown`` where it does not say."""
-    return version
+    comfyui_version = "unknown"
 
 
 def is_dynamic(patcher: Any) -> bool:

@@ -155,7 +155,7 @@ def main() -> None:
         run(name, model, toy, pack, arguments.seed, arguments.steps) for name, model in ways(pack, toy.model).items()
     ]
     save_sheet(rows, pack, arguments.sheet)
-    version = pack.module("comfy_adapter.versions").comfyui_version()
+    version = pack.module("comfy_adapter.versions").comfyui_version
     print(
         f"\nComfyUI {version} ({os.environ['COMFYUI_PATH']}) on {management.get_torch_device()}: the toy model, a"
         f" trained Wan with {toy.blocks} blocks, {arguments.batch} digits, {arguments.steps} steps {SAMPLER}, cfg"

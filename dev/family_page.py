@@ -36,10 +36,10 @@ def render(families: Sequence[Family] = FAMILIES) -> str:
     lines += ["", "## Block lists left alone, and what happens between blocks", ""]
     for family in sorted(families, key=lambda one: one.name.lower()):
         facts = []
-        if family.between:
-            facts.append(f"between blocks: {family.between}")
-        if family.left_alone:
-            facts.append(f"left alone: {family.left_alone}")
+        if family.about.between:
+            facts.append(f"between blocks: {family.about.between}")
+        if family.about.left_alone:
+            facts.append(f"left alone: {family.about.left_alone}")
         if family.wrapper == "apply_model":
             facts.append("hooked around APPLY_MODEL, as its forward has no wrapper of its own")
         if facts:
@@ -51,8 +51,8 @@ def render(families: Sequence[Family] = FAMILIES) -> str:
 
 
 def _cells(family: Family) -> list[str]:
-    versions = TESTED[TESTED.index(family.since) :]
-    notes = [family.notes] if family.notes else []
+    versions = TESTED[TESTED.index(family.about.since) :]
+    notes = [family.about.notes] if family.about.notes else []
     if family.long_skips:
         notes.append("late blocks take outputs of early ones: Fn at least Bn")
     return [

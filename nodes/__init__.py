@@ -1,4 +1,4 @@
-"""The pack's nodes, one file each. They import the adapter only when they execute."""
+"""The pack's nodes, one file each. They import the adapter when they execute; only its plain settings come earlier."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from comfy_api.latest import io, ui
 
 
@@ -38,7 +39,7 @@ class DiTCompare(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, reference, candidate, amplify: float) -> io.NodeOutput:
+    def execute(cls, reference: torch.Tensor, candidate: torch.Tensor, amplify: float) -> io.NodeOutput:
         from ..pictures.compare import compare_frames, comparison_text, difference_image
 
         text = comparison_text(compare_frames(reference, candidate))

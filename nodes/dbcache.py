@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io
 
 from ..dbcache.calibrators import CALIBRATORS
@@ -132,7 +134,7 @@ class DiTDBCache(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model,
+        model: Any,
         preset: str,
         Fn: int,
         Bn: int,

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io
+
+from ..comfy_adapter.streaming.settings import (
+    AUTO,
+    ENGINES,
+    LORA_MODES,
+    MOST_PREFETCH,
+    PIN_MEMORY,
+    RESIDENCY_POLICIES,
+    OffloadSettings,
+)
+
+DEFAULT = OffloadSettings()
 
 
 class DiTLayerwiseOffload(io.ComfyNode):
@@ -22,21 +36,21 @@ class DiTLayerwiseOffload(io.ComfyNode):
                 io.Model.Input("model", tooltip="A diffusion transformer. LoRAs may come before or after this node."),
                 io.Combo.Input(
                     "engine",
-                    options=["auto", "layerwise", "comfyui"],
-                    default="auto",
+                    options=list(ENGINES),
+                    default=DEFAULT.engine,
                     tooltip="Who streams. auto leaves a model under ComfyUI's dynamic VRAM to ComfyUI and takes"
                     " layerwise for all others. With --highvram or --gpu-only nothing is streamed.",
                 ),
                 io.Int.Input(
                     "resident_blocks",
-                    default=-1,
-                    min=-1,
+                    default=DEFAULT.resident_blocks,
+                    min=AUTO,
                     max=10000,
                     tooltip="How many blocks may stay on the GPU. -1: as many as ComfyUI's memory budget allows.",
                 ),
                 io.Float.Input(
                     "vram_budget_gb",
-                    default=0.0,
+                    default=DEFAULT.vram_budget_gb,
                     min=0.0,
                     max=1024.0,
                     step=0.1,
@@ -44,31 +58,31 @@ class DiTLayerwiseOffload(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "residency_policy",
-                    options=["auto", "leading", "strided", "cache_aware"],
-                    default="auto",
+                    options=list(RESIDENCY_POLICIES),
+                    default=DEFAULT.residency_policy,
                     tooltip="Which blocks stay. leading: the first ones. strided: streamed ones spread evenly."
                     " cache_aware: first those that DBCache always runs. auto: cache_aware with DBCache, else strided,"
                     " or leading where a run's measured times say that it is faster.",
                 ),
                 io.Int.Input(
                     "prefetch_blocks",
-                    default=-1,
-                    min=-1,
-                    max=16,
+                    default=DEFAULT.prefetch_blocks,
+                    min=AUTO,
+                    max=MOST_PREFETCH,
                     tooltip="Blocks copied ahead of the running one. Each costs one block of GPU memory. -1: one, or"
                     " what the times measured in an earlier run ask for; the run report says what and why.",
                 ),
                 io.Combo.Input(
                     "pin_memory",
-                    options=["auto", "on", "off"],
-                    default="auto",
+                    options=list(PIN_MEMORY),
+                    default=DEFAULT.pin_memory,
                     tooltip="Pin the streamed weights in main memory, so that copies overlap with compute. auto and on"
                     " pin as much as ComfyUI allows.",
                 ),
                 io.Combo.Input(
                     "lora",
-                    options=["auto", "bake", "on_the_fly"],
-                    default="auto",
+                    options=list(LORA_MODES),
+                    default=DEFAULT.lora,
                     tooltip="How LoRAs reach streamed blocks. bake: patched once and kept in main memory, as exact as a"
                     " full load. on_the_fly: patched at each use, no extra memory, not as exact. auto: bake while"
                     " memory has room.",
@@ -80,7 +94,7 @@ class DiTLayerwiseOffload(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model,
+        model: Any,
         engine: str,
         resident_blocks: int,
         vram_budget_gb: float,
@@ -90,9 +104,14 @@ class DiTLayerwiseOffload(io.ComfyNode):
         lora: str,
     ) -> io.NodeOutput:
         from ..comfy_adapter.apply import apply_layerwise_offload
-        from ..comfy_adapter.streaming.settings import OffloadSettings
 
         settings = OffloadSettings(
-            engine, resident_blocks, vram_budget_gb, residency_policy, prefetch_blocks, pin_memory, lora
+            engine=engine,
+            resident_blocks=resident_blocks,
+            vram_budget_gb=vram_budget_gb,
+            residency_policy=residency_policy,
+            prefetch_blocks=prefetch_blocks,
+            pin_memory=pin_memory,
+            lora=lora,
         )
         return io.NodeOutput(apply_layerwise_offload(model, settings))

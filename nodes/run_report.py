@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io, ui
 
 
@@ -30,7 +32,7 @@ class DiTRunReport(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, after) -> io.NodeOutput:
+    def execute(cls, model: Any, after: Any) -> io.NodeOutput:
         from ..comfy_adapter.apply import last_run
 
         summary, report, chart = last_run(model)

@@ -7,7 +7,7 @@ placeholders and no ``.data`` assignment, so ``state_dict()`` is right at every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,21 +17,25 @@ import torch
 ALIGNMENT = 256
 MISSING = object()
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+TensorTable = dict[str, Any]  # a module's own _parameters or _buffers
 
 
 def is_opaque(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` cannot be packed into a buffer: a subclass that takes no part in torch's flatten protocol, as
     GGUF packs have them, or one made of other subclasses. It can only be moved whole, by its own ``to``."""
-    if type(tensor) in PLAIN_TYPES:
-        return False
+    return type(tensor) not in PLAIN_TYPES and _flattened(tensor) is None
+
+
+def _flattened(tensor: torch.Tensor) -> tuple[Sequence[str], Any] | None:
+    """Return the names of a subclass's inner tensors, all plain, and what it is rebuilt with; ``None`` if opaque."""
     if not hasattr(tensor, "__tensor_flatten__"):
-        return True
-    names, _ = tensor.__tensor_flatten__()
-    return any(type(getattr(tensor, name)) not in PLAIN_TYPES for name in names)
+        return None
+    names, context = tensor.__tensor_flatten__()
+    return (names, context) if all(type(getattr(tensor, name)) in PLAIN_TYPES for name in names) else None
 
 
 @dataclass(frozen=True)
-class HeldAttribute:
+class AttributeWhileRunning:
     """A module attribute that has to hold ``value`` while the block runs (for example a cast flag)."""
 
     module: torch.nn.Module
@@ -43,7 +47,7 @@ class HeldAttribute:
 class _Place:
     """One entry of a module's ``_parameters`` or ``_buffers``."""
 
-    table: dict[str, torch.Tensor | None]
+    table: TensorTable
     name: str
     is_parameter: bool
     source: int
@@ -75,16 +79,16 @@ class BlockWeights:
     Args:
         block: the transformer block; its parameters and buffers are read now, and must stay on the host.
         effective: host tensors that replace originals of the same ``id()`` (weights with LoRA baked in).
-        held: attributes to set on modules of the block while it runs.
+        while_running: attributes to set on modules of the block for that time.
     """
 
     def __init__(
         self,
         block: torch.nn.Module,
         effective: Mapping[int, torch.Tensor] | None = None,
-        held: Iterable[HeldAttribute] = (),
+        while_running: Iterable[AttributeWhileRunning] = (),
     ) -> None:
-        self._held = tuple(held)
+        self._while_running = tuple(while_running)
         self._places: list[_Place] = []
         self._sources: list[torch.Tensor] = []
         self._grads: list[bool] = []
@@ -96,7 +100,8 @@ class BlockWeights:
     def _collect(self, block: torch.nn.Module, effective: Mapping[int, torch.Tensor]) -> None:
         source_of: dict[int, int] = {}
         for module in block.modules():
-            for table, is_parameter in ((module._parameters, True), (module._buffers, False)):
+            tables: tuple[tuple[TensorTable, bool], ...] = ((module._parameters, True), (module._buffers, False))
+            for table, is_parameter in tables:
                 for name, tensor in table.items():
                     if tensor is None:
                         continue
@@ -128,7 +133,7 @@ class BlockWeights:
     ) -> list[torch.Tensor]:
         """Return the block's tensors as views into ``buffer``, one for each place; shared ones are one object.
 
-        ``to_device`` moves what cannot be packed (tensor subclasses without the flatten protocol).
+        ``to_device`` moves the tensors that cannot be packed (subclasses without the flatten protocol).
         """
         with torch.inference_mode(False):
             return self._entries(
@@ -175,14 +180,16 @@ class BlockWeights:
         return all(layout is not None for layout in self._layouts)
 
     @contextmanager
-    def installed(self, entries: Sequence[torch.Tensor], held: Sequence[HeldAttribute] | None = None):
+    def installed(
+        self, entries: Sequence[torch.Tensor], attributes: Sequence[AttributeWhileRunning] | None = None
+    ) -> Iterator[None]:
         """Put ``entries`` (of :meth:`device_entries` or :meth:`host_entries`) into the block for the length of the
-        context, with the attributes ``held`` set (by default those that a running block needs)."""
-        attributes_held = self._held if held is None else held
+        context, with ``attributes`` set (by default those that a running block needs)."""
+        wanted = self._while_running if attributes is None else attributes
         originals = [place.table[place.name] for place in self._places]
-        attributes = [one.module.__dict__.get(one.name, MISSING) for one in attributes_held]
+        before = [one.module.__dict__.get(one.name, MISSING) for one in wanted]
         try:
-            for one in attributes_held:
+            for one in wanted:
                 one.module.__dict__[one.name] = one.value
             for place, entry in zip(self._places, entries, strict=True):
                 place.table[place.name] = entry
@@ -190,7 +197,7 @@ class BlockWeights:
         finally:
             for place, original in zip(self._places, originals, strict=True):
                 place.table[place.name] = original
-            for one, value in zip(attributes_held, attributes, strict=True):
+            for one, value in zip(wanted, before, strict=True):
                 if value is MISSING:
                     one.module.__dict__.pop(one.name, None)
                 else:
@@ -207,12 +214,13 @@ class _SourceLayout:
     @classmethod
     def of(cls, source: torch.Tensor, offset: int) -> tuple[_SourceLayout | None, int]:
         """Return the layout from byte ``offset`` on and the next free offset; ``None`` for opaque tensors."""
-        if is_opaque(source):
-            return None, offset
         if type(source) in PLAIN_TYPES:
             piece, following = _piece(None, source, offset)
             return cls((piece,), None), following
-        names, context = source.__tensor_flatten__()
+        flattened = _flattened(source)
+        if flattened is None:
+            return None, offset
+        names, context = flattened
         pieces = []
         following = offset
         for name in names:
@@ -224,7 +232,8 @@ class _SourceLayout:
         if self.pieces[0].inner_name is None:
             return self.pieces[0].view(buffer)
         inner = {piece.inner_name: piece.view(buffer) for piece in self.pieces}
-        return type(source).__tensor_unflatten__(inner, self.context, source.size(), source.stride())
+        subclass: Any = type(source)  # torch does not declare its flatten protocol
+        return subclass.__tensor_unflatten__(inner, self.context, source.size(), source.stride())
 
 
 def _piece(name: str | None, tensor: torch.Tensor, offset: int) -> tuple[_Piece, int]:
@@ -253,7 +262,7 @@ def _copied_bytes(source: torch.Tensor, layout: _SourceLayout | None) -> int:
 
 
 def _as_entry(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
-    """Return what goes into a module's table. A parameter asks for gradients where the original did, and is no
+    """Return the entry for a module's table. A parameter asks for gradients where the original did, and is no
     inference tensor, though nobody trains here: torch chooses between matrix products by that, which differ in their
     last bits (``should_fold`` in its matmul)."""
     if not is_parameter or isinstance(tensor, torch.nn.Parameter):

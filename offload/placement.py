@@ -1,4 +1,4 @@
-"""What stays on the device and how far to copy ahead, where the user leaves that open: a pure function, with a reason.
+"""Which blocks stay on the device and how far to copy ahead, where the user leaves that open; with a reason.
 
 The rules come from the simulated runs in ``bench/`` and are checked against them:
 - As many blocks stay as the budget allows: a block that stays never makes a call slower.
@@ -33,7 +33,7 @@ class Placement:
         streamed: ascending block indices.
         prefetch: blocks copied ahead of the running one.
         policy: the residency policy that chose them.
-        limit: what left no choice of ``prefetch``: ``no room`` for even one block, room for ``one slot`` only, just
+        limit: why there was no choice of ``prefetch``: ``no room`` for even one block, room for ``one slot`` only, just
             ``one block`` to stream, or none ``asked`` for.
         reason: one line for people.
     """
@@ -59,7 +59,7 @@ def choose_placement(
     timing: BlockTiming | None = None,
     unpacked: Sequence[int] | None = None,
 ) -> Placement:
-    """Return what to stream so that all device weights fit in ``budget``.
+    """Return the placement with which all device weights fit in ``budget``.
 
     Args:
         block_bytes: bytes of each block, in execution order.
@@ -69,7 +69,7 @@ def choose_placement(
         policy: a residency policy, ``None`` to choose.
         prefetch: blocks to copy ahead, ``None`` to choose.
         max_resident: upper limit on resident blocks, ``None`` for none.
-        timing: what an earlier call measured, ``None`` before the first.
+        timing: the figures of an earlier call, ``None`` before the first.
         unpacked: the part of each block's bytes that no slot holds, ``None`` for no part of any.
     """
 
@@ -111,7 +111,7 @@ def choose_placement(
 
 
 def call_ms(block_bytes: Sequence[int], placement: Placement, timing: BlockTiming) -> float:
-    """Return what a full model call takes in milliseconds when another has come before it.
+    """Return the milliseconds of a full model call that follows another.
 
     Copies follow one another on the bus, each into a slot that the streamed block ``prefetch + 1`` before it has left;
     a block computes after the one before it and after its copy.
@@ -137,11 +137,11 @@ def explain(block_bytes: Sequence[int], placement: Placement, timing: BlockTimin
     total, streamed = len(block_bytes), placement.streamed
     if not streamed:
         return f"all {total} blocks stay on the device, nothing is streamed"
-    what = f"{total - len(streamed)} of {total} blocks stay ({placement.policy}), {placement.prefetch} copied ahead"
+    chosen = f"{total - len(streamed)} of {total} blocks stay ({placement.policy}), {placement.prefetch} copied ahead"
     if placement.limit == "no room":
-        return f"{what}: the budget has no room for even one block beside the other weights"
+        return f"{chosen}: the budget has no room for even one block beside the other weights"
     if timing is None:
-        return f"{what}: as many as may, no times measured"
+        return f"{chosen}: as many as may, no times measured"
     copies = sum(block_bytes[index] for index in streamed) / timing.bytes_per_ms
     computing, call = timing.compute_ms * total, call_ms(block_bytes, placement, timing)
     if placement.prefetch == 0:
@@ -152,4 +152,6 @@ def explain(block_bytes: Sequence[int], placement: Placement, timing: BlockTimin
         why = "the bus is the limit"
     else:
         why = f"copies hide in part, {call:.3g} ms a call for {computing:.3g} ms of compute"
-    return f"{what}: {why} ({copies / len(streamed):.3g} ms to copy a block, {timing.compute_ms:.3g} ms to compute one)"
+    return (
+        f"{chosen}: {why} ({copies / len(streamed):.3g} ms to copy a block, {timing.compute_ms:.3g} ms to compute one)"
+    )

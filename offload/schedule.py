@@ -1,8 +1,8 @@
 """Which blocks are needed next: pure functions over the observed order and the announced plan.
 
 Law of the pack: trust only blocks that really ran. The order is learned from a call in which every block ran
-(until then: ascending), a plan is what the cache announces about the call in progress, and nothing is assumed
-about blocks that neither covers.
+(until then: ascending), a plan is the cache's word on the call in progress, and nothing is assumed about blocks
+that neither covers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def ran_whole(observed: Sequence[int], total: int) -> bool:
 
 @dataclass(frozen=True)
 class Horizon:
-    """What is known at one moment of a model call about the blocks to come.
+    """The blocks to come, as known at one moment of a model call.
 
     Attributes:
         order: all blocks in the order they run in a full call.
         streamed: the blocks that take a slot.
-        plan: what is announced about this call; without one, every later block of ``order`` is expected.
+        plan: announced by the cache; without one, every later block of ``order`` is expected.
         next_head: how many blocks at the head of the next call are certain to run; ``None`` when there is no
             next call.
         always: the blocks that a cached call runs.

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from ..stack.copies import CopyCounts
+from ..stack.copies import CopyCounts, mib
 from .block_weights import BlockWeights
 from .devices.base import Event, OffloadDevice
 
@@ -14,14 +14,13 @@ log = logging.getLogger("dit_layerwise_offload.offload")
 
 
 class Slot:
-    """One device buffer, the block it holds, and the events that order its reuse.
+    """One device buffer and the events that order its reuse.
 
-    ``copies`` are the counts of the model call that copied the block.
+    ``copies`` are the counts of the model call that copied the block in it.
     """
 
     def __init__(self, buffer: torch.Tensor, allocated: Event) -> None:
         self.buffer = buffer
-        self.block: int | None = None
         self.copies = CopyCounts()
         self.ready: Event = None
         # The allocator may hand out memory that kernels of the compute stream are still using: the first copy has
@@ -29,18 +28,18 @@ class Slot:
         self.done: Event = allocated
         self._kept_entries: dict[int, list[torch.Tensor]] = {}
 
-    def fill(self, index: int, weights: BlockWeights, device: OffloadDevice) -> None:
-        """Start copying block ``index`` into this slot, after the last block that used it is done."""
+    def fill(self, weights: BlockWeights, device: OffloadDevice) -> None:
+        """Start copying a block into this slot, after the last block that used it is done."""
         self.ready = device.start_copy(weights.copy_pairs(self.buffer), self.done)
-        self.block = index
 
-    def entries(self, weights: BlockWeights, device: OffloadDevice) -> list[torch.Tensor]:
-        """Return the held block's tensors as views of the buffer (kept, since a slot never moves)."""
+    def entries(self, index: int, weights: BlockWeights, device: OffloadDevice) -> list[torch.Tensor]:
+        """Return the tensors of block ``index``, which was copied in last, as views of the buffer. They are kept:
+        a slot never moves."""
         if not weights.packs_fully:
             return weights.device_entries(self.buffer, device.to_device)
-        if self.block not in self._kept_entries:
-            self._kept_entries[self.block] = weights.device_entries(self.buffer, device.to_device)
-        return self._kept_entries[self.block]
+        if index not in self._kept_entries:
+            self._kept_entries[index] = weights.device_entries(self.buffer, device.to_device)
+        return self._kept_entries[index]
 
 
 class SlotPool:
@@ -69,14 +68,14 @@ class SlotPool:
         while len(self._slots) < self._wanted:
             try:
                 # Not an inference tensor, as the weights that its views stand in for are none: torch chooses between
-                # matrix products by what their autograd side says, which differ in their last bits.
+                # matrix products by that, and they differ in their last bits.
                 with torch.inference_mode(False):
                     buffer = self._device.empty(self._slot_size)
                 self._slots.append(Slot(buffer, self._device.mark()))
             except torch.OutOfMemoryError as error:
                 if not self._slots:
                     raise torch.OutOfMemoryError(
-                        f"The device has no room for one slot of {self._slot_size / 2**20:.1f} MiB to stream blocks"
+                        f"The device has no room for one slot of {mib(self._slot_size)} to stream blocks"
                         " through. Lower resident_blocks or vram_budget_gb, or free device memory."
                     ) from error
                 log.warning(

@@ -2,7 +2,7 @@
 
 Design ingredients, stated before the code (the idea is SGLang pull request 35858's):
 - K = prefetch + 1 slots, allocated once; a block is copied into a slot, runs from it, and frees it.
-- Only a block whose forward returned has run. What was prefetched and is no longer to come is released.
+- Only a block whose forward returned has run. A prefetched block that is no longer to come is released.
 - Which block comes next is read from the plan the cache announces, else from the order observed before.
 - The order of slot reuse is kept by events, never by synchronising the device.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from ..stack.copies import BLOCK_FAILED, NOT_CALLED, SLOTS_GIVEN_BACK, WEIGHTS_CHANGED, CopyCounts
 from ..stack.outlook import Outlook, Plan
 from .block_weights import BlockWeights
-from .devices.base import OffloadDevice
+from .devices.base import OffloadDevice, is_timed
 from .schedule import Horizon, learned_order, ran_whole
 from .slots import Slot, SlotPool
 from .timing import BlockTiming, CallTimer
@@ -54,7 +54,7 @@ class BlockStreamer:
         self._ran: list[int] = []
         self._active = 0
         self._when_retired: Callable[[], None] | None = None
-        self._timer: CallTimer | None = CallTimer(device) if device.overlaps else None
+        self._timer: CallTimer | None = CallTimer(device) if is_timed(device) else None
         self._timed_call = False
         self.timing: BlockTiming | None = None
         self.last_forwarded: int | None = None
@@ -94,11 +94,11 @@ class BlockStreamer:
     def time_next_call(self) -> None:
         """Time blocks and copies in the next call that runs every block: sizes and lengths change from run to run."""
         self._read_timer()
-        if self._timer is None and self._device.overlaps:
+        if self._timer is None and is_timed(self._device):
             self._timer, self._timed_call = CallTimer(self._device), False
 
     def forget(self) -> None:
-        """Take what is in the slots as out of date: the weights at rest have changed. Not during a model call."""
+        """Drop the copies in the slots: the weights at rest have changed. Not during a model call."""
         if not self.active:
             self._keep_only((), WEIGHTS_CHANGED)
 
@@ -133,7 +133,7 @@ class BlockStreamer:
         are filled for a full call that is certain to follow (``outlook.computed_later``) only.
 
         Args:
-            outlook: what is certain about the call.
+            outlook: everything that is certain about the call.
             copies: where to count the copies of this call, also when a later one drops them.
 
         Raises:
@@ -163,7 +163,7 @@ class BlockStreamer:
         self._prefetch(self._coming(self.last_forwarded))
 
     def end_call(self) -> None:
-        """End a model call, also after an error: keep only what the head of the next call needs."""
+        """End a model call, also after an error: keep only the head of the next call."""
         self._order = learned_order(self._ran, self._total, self._order)
         self._horizon = replace(self._horizon, order=self._order)
         try:
@@ -174,10 +174,11 @@ class BlockStreamer:
             self._close_call()
 
     def _close_call(self) -> None:
-        if self._measuring:
+        timer = self._armed_timer
+        if timer is not None:
             self._timed_call = ran_whole(self._ran, self._total)
             if not self._timed_call:
-                self._timer.forget_blocks()
+                timer.forget_blocks()
         kept = self._window(None)
         self._active -= 1
         self._horizon = Horizon(self._order, self._weights)
@@ -205,7 +206,7 @@ class BlockStreamer:
 
     @property
     def _loads_held_over(self) -> bool:
-        """Whether to load what is held over: at the end of a computed call, for one that is certain to follow."""
+        """Whether to load the blocks held over: at the end of a computed call, for one that is certain to follow."""
         plan = self._horizon.plan
         computed = plan is not None and plan.complete and any(index in self._weights for index in plan.blocks)
         return computed and self._computed_later
@@ -231,7 +232,7 @@ class BlockStreamer:
         self._device.wait(slot.ready)
         failed: str | None = BLOCK_FAILED
         try:
-            with weights.installed(slot.entries(weights, self._device)):
+            with weights.installed(slot.entries(index, weights, self._device)):
                 result = self._timed(forward, args, kwargs)
             failed = None
             return result
@@ -240,16 +241,18 @@ class BlockStreamer:
             self._release(index, failed)
 
     @property
-    def _measuring(self) -> bool:
-        return self._timer is not None and not self._timed_call
+    def _armed_timer(self) -> CallTimer | None:
+        """The timer while it waits for a call that runs every block; ``None`` once it has had one."""
+        return None if self._timed_call else self._timer
 
     def _timed(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run a block's forward, with events around it in the call that is measured."""
-        if not self._measuring:
+        timer = self._armed_timer
+        if timer is None:
             return forward(*args, **kwargs)
-        started = self._timer.block_starts()
+        started = timer.block_starts()
         result = forward(*args, **kwargs)
-        self._timer.block_ended(started)
+        timer.block_ended(started)
         return result
 
     def _read_timer(self) -> None:
@@ -265,17 +268,18 @@ class BlockStreamer:
                 self._load(index)
 
     def _load(self, index: int) -> Slot:
-        # by what is held, not by what a slot says: whatever raises in here, no slot is lost
+        # no slot is lost, whatever raises in here: those are free that no block is in
         slot = next(slot for slot in self._pool.slots if slot not in self._in_slot.values())
         weights = self._weights[index]
-        started = self._timer.copy_starts() if self._measuring else None
-        slot.fill(index, weights, self._device)
+        timer = self._armed_timer
+        started = timer.copy_starts() if timer is not None else None
+        slot.fill(weights, self._device)
         self._in_slot[index] = slot
         slot.copies = self._copies
         for counts in (self.counts, self._copies):
             counts.streamed += weights.bytes_to_copy
-        if self._measuring:
-            self._timer.copy_started(started, weights.bytes_to_copy)
+        if timer is not None:
+            timer.copy_started(started, weights.bytes_to_copy)
         return slot
 
     def _keep_only(self, wanted: tuple[int, ...], reason: str = NOT_CALLED) -> None:

@@ -1,8 +1,8 @@
-"""Measures what a block computes and what the bus moves, in the first full model call that is streamed in a run.
+"""Measures the time of a block and the rate of the bus, in the first full model call that is streamed in a run.
 
 Events are put on the streams while the call runs and read only when all of them have passed, so that nothing waits
-for the measurement. Devices without streams are not measured: their copies overlap with nothing, so no figure could
-change what is best there.
+for the measurement. Devices without streams are not measured: their copies overlap with nothing, so the best
+placement does not depend on any figure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .devices.base import Event, OffloadDevice
+from .devices.base import Event, TimedDevice
 
 log = logging.getLogger("dit_layerwise_offload.offload")
 
@@ -22,7 +22,7 @@ MOST_COPIES = 16
 
 @dataclass(frozen=True)
 class BlockTiming:
-    """What was measured.
+    """The figures of one measured call.
 
     Attributes:
         compute_ms: median milliseconds one block computes.
@@ -37,7 +37,7 @@ class CallTimer:
     """Collects the events of one call, then turns them into a :class:`BlockTiming`. A device that cannot make or read
     an event is not measured: the call goes on without."""
 
-    def __init__(self, device: OffloadDevice) -> None:
+    def __init__(self, device: TimedDevice) -> None:
         self._device = device
         self._blocks: list[tuple[Event, Event]] = []
         self._copies: list[tuple[Event, Event, int]] = []
@@ -58,7 +58,7 @@ class CallTimer:
         return self._tried(self._device.stamp)
 
     def block_ended(self, started: Event) -> None:
-        """Mark that it has been given its work."""
+        """Mark the end of a block's work; ``started`` is its beginning."""
         self._blocks.append((started, self._tried(self._device.stamp)))
 
     def copy_starts(self) -> Event:
@@ -66,7 +66,7 @@ class CallTimer:
         return self._tried(self._device.copy_stamp)
 
     def copy_started(self, started: Event, size: int) -> None:
-        """Mark its end; ``size`` in bytes."""
+        """Mark the end of a copy of ``size`` bytes."""
         if len(self._copies) < MOST_COPIES:
             self._copies.append((started, self._tried(self._device.copy_stamp), size))
 
@@ -75,7 +75,7 @@ class CallTimer:
         self._blocks.clear()
 
     def result(self) -> BlockTiming | None:
-        """Return what was measured, ``None`` while something has not passed yet or nothing was measured."""
+        """Return the figures, ``None`` while an event has not passed yet or when nothing was measured."""
         blocks = [self._tried(self._device.elapsed_ms, start, end) for start, end in self._blocks]
         copies = [(self._tried(self._device.elapsed_ms, start, end), size) for start, end, size in self._copies]
         if not blocks or None in blocks or any(ms is None for ms, _ in copies):

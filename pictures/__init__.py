@@ -1,1 +1,1 @@
-"""What the pack draws and measures on pictures: the run's chart, PSNR and SSIM. No comfy; libraries lazily."""
+"""Pictures drawn and measured: the run's chart, PSNR and SSIM. Knows nothing of ComfyUI; imports libraries late."""

@@ -6,7 +6,9 @@ Pictures are ComfyUI's IMAGE: (frames, height, width, channels), float, 0..1.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -95,7 +97,7 @@ def _described(image: torch.Tensor) -> str:
     return f"{frames} frames of {width}x{height} with {channels} channels"
 
 
-def _scikit_image_ssim():
+def _scikit_image_ssim() -> Callable[..., Any]:
     try:
         from skimage.metrics import structural_similarity
     except ImportError as error:

@@ -21,7 +21,7 @@ ABOVE = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "fontsize": 8, "fr
 
 
 class ChartCall(Protocol):
-    """One model call: what the chart needs of a report's record. ``bytes`` are those of copies."""
+    """One model call, as far as the chart shows it: the part of a report's record. ``bytes`` are those of copies."""
 
     step: int
     branch: str

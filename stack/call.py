@@ -34,15 +34,14 @@ class Gate(BlockInterceptor, Protocol[Known]):
         """Take whom to tell the blocks that the call will still run, ascending, as soon as they are certain."""
 
     def finish(self) -> Known:
-        """Close the call after the model returned, and say what became of it."""
+        """Close the call after the model returned, and return its outcome."""
 
 
 class Streaming(BlockInterceptor, Protocol):
     """Brings each block's weights to the device before it runs."""
 
     def begin_call(self, outlook: Outlook, copies: CopyCounts) -> None:
-        """Start a call. What is copied during it is counted in ``copies``: there also what turns out later to have
-        been copied for nothing."""
+        """Start a call. Copies started during it are counted in ``copies``, and so is later the waste among them."""
 
     def announce(self, plan: Plan) -> None:
         """Take the blocks that the call will still run."""
@@ -53,7 +52,7 @@ class Streaming(BlockInterceptor, Protocol):
 
 @dataclass
 class CallResult(Generic[Outcome]):
-    """What a call gave.
+    """Output and figures of a call.
 
     Attributes:
         output: the model's.
@@ -75,9 +74,9 @@ class StackCall(Generic[Outcome]):
         blocks: the stack in execution order.
         gate: the cache's, ``None`` to run every block.
         streaming: the engine, ``None`` where nothing is streamed.
-        outlook: what is certain beforehand.
+        outlook: everything that is certain beforehand.
         listeners: are told, ahead of the engine, (blocks still to run, blocks that ran) when the gate announces them.
-        keeping: context manager in which the engine may allocate what outlives the call.
+        keeping: context manager in which the engine may allocate tensors that outlive the call.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ NOT_CALLED = "not called"
 WEIGHTS_CHANGED = "weights changed"
 SLOTS_GIVEN_BACK = "slots given back"
 BLOCK_FAILED = "block failed"
+MIB = 2**20
 
 
 @dataclass
@@ -25,7 +26,7 @@ class CopyCounts:
 
     @property
     def wasted_bytes(self) -> int:
-        """What was copied for nothing, for whatever reason."""
+        """The bytes copied for nothing, for whatever reason."""
         return sum(self.wasted.values())
 
     def waste(self, size: int, reason: str) -> None:
@@ -37,6 +38,11 @@ class CopyCounts:
         return CopyCounts(self.streamed, dict(self.wasted))
 
     def since(self, before: CopyCounts) -> CopyCounts:
-        """Return what came on top of earlier counts of the same engine."""
+        """Return the growth since earlier counts of the same engine."""
         grown = {reason: size - before.wasted.get(reason, 0) for reason, size in self.wasted.items()}
         return CopyCounts(self.streamed - before.streamed, {reason: size for reason, size in grown.items() if size})
+
+
+def mib(size: float) -> str:
+    """Return a size in bytes in MiB, for people."""
+    return f"{size / MIB:.1f} MiB"

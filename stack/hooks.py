@@ -1,7 +1,7 @@
 """Hooks around the blocks of a stack, for the length of one model call.
 
-Nothing stays on the modules between calls: what was in ``vars(block)`` before is there afterwards, also after
-an exception or an interrupt (ComfyUI's is a BaseException).
+Nothing stays on the modules between calls: ``vars(block)`` is the same before and after, also after an exception or
+an interrupt (ComfyUI's is a BaseException).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MISSING = object()
 
 
 class BlockInterceptor(Protocol):
-    """Runs around one block: may change what goes in and comes out, or not call ``forward`` at all."""
+    """Runs around one block: may change its inputs and its result, or not call ``forward`` at all."""
 
     def run_block(self, index: int, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any: ...
 

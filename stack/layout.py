@@ -80,12 +80,13 @@ class Segment:
     def read_outputs(self, result: Any) -> Hidden | None:
         """Return the hidden states a block returned, without states that end there; ``None`` when the result does
         not look as described."""
-        if self.states[0].output is None:
+        places = self._output_places()
+        if not places:
             return {self.states[0].name: result} if isinstance(result, torch.Tensor) else None
         if not isinstance(result, tuple | list) or len(result) != len(self.states):
             return None
-        returned = [(state, result[output]) for output, state in self._by_output()]
-        hidden = {state.name: value for state, value in returned if not (state.may_end and value is None)}
+        ended = {state.name for state in self.states if state.may_end and result[places[state.name]] is None}
+        hidden = {name: result[place] for name, place in places.items() if name not in ended}
         return hidden if all(isinstance(value, torch.Tensor) for value in hidden.values()) else None
 
     def judged_states(self, residuals: Hidden, args: tuple, kwargs: Mapping[str, Any]) -> Hidden | None:
@@ -95,15 +96,15 @@ class Segment:
         return self.packed.split(residuals[self.states[0].name], args, kwargs)
 
     def build_output(self, hidden: Hidden) -> Any:
-        """Return what a block would return for these hidden states; ``None`` for states that are not among them."""
-        if self.states[0].output is None:
+        """Return a block's result made of these hidden states; ``None`` for states that are not among them."""
+        places = self._output_places()
+        if not places:
             return hidden[self.states[0].name]
-        return tuple(hidden.get(state.name) for _, state in self._by_output())
+        return tuple(hidden.get(name) for name in sorted(places, key=lambda name: places[name]))
 
-    def _by_output(self) -> list[tuple[int, HiddenState]]:
-        """Return the states of the tuple that a block returns, with their indices in it, in order."""
-        placed = [(state.output, state) for state in self.states if state.output is not None]
-        return sorted(placed, key=lambda pair: pair[0])
+    def _output_places(self) -> dict[str, int]:
+        """The index of every state in the tuple a block returns; empty when its only state is returned bare."""
+        return {state.name: state.output for state in self.states if state.output is not None}
 
 
 def _argument(name: str, position: int | None, args: tuple, kwargs: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What is certain about a model call: before the cache has decided, after it has, and about the call that follows."""
+"""The certain part of a model call: before the cache has decided, after it has, and of the call that follows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def head_plan(head: int, total: int) -> Plan:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is certain when a model call begins. Without arguments: every block runs, and no call follows.
+    """Everything that is certain when a model call begins. Without arguments: every block runs, and no call follows.
 
     Attributes:
         plan: this call's blocks; ``None`` expects every block, in the order of the last call that ran all of them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...stack.layout import PlacedSegment, Segment, StackLayout
+from ...stack.layout import PlacedSegment, StackLayout
 from .entry import BlockList, Family
 from .table import FAMILIES
 from .unsupported import UNSUPPORTED
@@ -19,8 +19,8 @@ GUESSED_WRAPPER = "apply_model"
 
 @dataclass(frozen=True)
 class BlockStack:
-    """The blocks of one model in execution order, with the layout the cache needs; ``None`` as long as it is not
-    proven how hidden states travel, for models that are not in the table."""
+    """The blocks of one model in execution order, with the layout that the cache needs: ``None`` for models that are
+    not in the table, as long as it is not proven how hidden states travel."""
 
     family: Family
     blocks: tuple[torch.nn.Module, ...]
@@ -42,7 +42,8 @@ def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FA
     """Return the block stack of a diffusion model as its lists are at this moment.
 
     Raises:
-        ValueError: the model is of no family in the table, and has no list of blocks that makes up most of it.
+        ValueError: the model is of no family in the table, and has no list of blocks that makes up most of it; or its
+            blocks have no forward to put anything around.
     """
     root = unwrapped(diffusion_model)
     family = family_of(root, families) or _guessed_family(root)
@@ -50,11 +51,11 @@ def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FA
     segments = []
     for block_list in family.lists:
         members = _members(root.get_submodule(block_list.path))
-        segments.append(
-            PlacedSegment(Segment(block_list.states, block_list.packed), len(blocks), len(blocks) + len(members))
-        )
+        _check_forwards(root, members)
+        if block_list.segment is not None:
+            segments.append(PlacedSegment(block_list.segment, len(blocks), len(blocks) + len(members)))
         blocks.extend(members)
-    described = all(block_list.states for block_list in family.lists)
+    described = len(segments) == len(family.lists)
     return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)) if described else None)
 
 
@@ -70,8 +71,8 @@ def _members(container: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _guessed_family(root: torch.nn.Module) -> Family:
-    """Return what can be said of a model that is not in the table: the list of equal blocks that holds most of its
-    weights, but not how hidden states travel."""
+    """Return the family of a model that is not in the table: the list of equal blocks that holds most of its weights,
+    without a word on how hidden states travel."""
     name = type(root).__name__
     if name in UNSUPPORTED:
         raise ValueError(
@@ -91,7 +92,17 @@ def _guessed_family(root: torch.nn.Module) -> Family:
             f" {known}, and models whose blocks follow each other in one list. Connect such a model, or remove this"
             " node for this one."
         )
-    return Family(name, (name,), (BlockList(path, ()),), wrapper=GUESSED_WRAPPER)
+    return Family(name, (name,), (BlockList(path, None),), wrapper=GUESSED_WRAPPER)
+
+
+def _check_forwards(root: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
+    for block in map(unwrapped, blocks):
+        if type(block).forward is torch.nn.Module.forward and "forward" not in vars(block):
+            raise ValueError(
+                f"model is a {type(root).__name__} with blocks of the class {type(block).__name__}, which has no"
+                " forward of its own: its blocks are driven by other methods, and hooks would never fire. Remove this"
+                " node for this model."
+            )
 
 
 def _are_blocks(members: Sequence[torch.nn.Module]) -> bool:

@@ -47,7 +47,7 @@ def _members(group: Any) -> Iterable[Any]:
 
 
 def _ranges(patch: Any) -> Iterator[tuple[Any, Any]]:
-    """Every range of a patch: its own, those of what it holds, and those of the patch it took the place of."""
+    """Every range of a patch: its own, those of the objects it holds, and those of the patch it replaced."""
     while patch is not None:
         held = getattr(patch, "__dict__", {})
         for one in (patch, *held.values()):

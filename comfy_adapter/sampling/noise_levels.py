@@ -1,9 +1,9 @@
 """The noise level of each model call: foretold by rehearsing the sampler, read back from the device where it cannot be.
 
 ComfyUI hands a call's noise level over as a tensor on the device; to read it back waits for everything queued before
-it. The schedule is known on the host, but what a sampler makes of it is the sampler's own affair: once an entry, twice,
+it. The schedule is known on the host, but a sampler visits it in a way of its own: once an entry, twice,
 somewhere between two. So its own function is run beforehand, on one number in main memory. Two rehearsals with unlike
-predictions must ask for the same levels: a sampler whose steps depend on what the model returns is not foretold.
+predictions must ask for the same levels: a sampler whose steps depend on the model's output is not foretold.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def foretold_levels(sampler: Any, sigmas: torch.Tensor, patcher: Any) -> tuple[f
 
     Returns:
         The levels, or ``None`` where they cannot be foretold: another pack's sampler, one that is given objects as
-        options, or one that adapts its steps to what the model returns.
+        options, or one that adapts its steps to the model's output.
     """
     if not _is_comfyuis_own(sampler) or len(sigmas) < 2:
         return None
@@ -100,7 +100,7 @@ def _rehearse(
 
 
 class _StandIn:
-    """What a sampler sees of a model: it predicts without one, and has its noise schedule but no weights."""
+    """Stands in for the model in a rehearsal: it has the noise schedule, but no weights."""
 
     def __init__(self, model_sampling: Any, predict: Callable[[torch.Tensor], torch.Tensor], most: int) -> None:
         patcher = SimpleNamespace(get_model_object={"model_sampling": model_sampling}.__getitem__)

@@ -16,8 +16,8 @@ from ..versions import model_prefetch
 
 
 def leaving_out(blocks: Sequence[torch.nn.Module]) -> Listener:
-    """Return what empties the entries of skipped ``blocks`` in the queue of the model call in progress, if ComfyUI has
-    one, when the cache announces which blocks will run."""
+    """Return a listener for the cache's announcement of the blocks that will run: it empties the entries of all other
+    ``blocks`` in the queue of the model call in progress, if ComfyUI has one."""
 
     def listener(to_run: Sequence[int], ran: Sequence[int]) -> None:
         coming = {*to_run, *ran}

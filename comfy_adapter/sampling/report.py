@@ -1,4 +1,4 @@
-"""What a sampling run did, as plain numbers: the report node's JSON and its summary."""
+"""The record of a sampling run in plain numbers: the report node's JSON and its summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...pictures.run_chart import ChartRun
-from ...stack.copies import CopyCounts
+from ...stack.copies import CopyCounts, mib
 
 NO_RUN = "No sampling run has been made with this MODEL yet. Connect the sampler's output to 'after'."
 NOT_OURS = "This MODEL has neither DiT Layerwise Offload nor DBCache on it. Connect the MODEL they put out."
@@ -19,8 +19,8 @@ REPORT_VERSION = 2
 class CallRecord:
     """One model call.
 
-    ``copies`` are the copies started during the call, also those for later calls; what a later call, or something
-    between two calls, makes useless of them is counted here.
+    ``copies`` are the copies started during the call, also those for later calls. Those that a later call, or
+    something between two calls, makes useless are counted here.
     """
 
     step: int
@@ -61,7 +61,7 @@ class RunReport:
 
     ``notes`` are the fallbacks and hints that were logged, ``threshold`` is DBCache's, ``streamed_blocks`` are those
     whose weights the pack copies for each use, ``patcher`` is the class of ComfyUI's model patcher, ``cache_bytes``
-    the most that DBCache kept between calls, ``copies`` what the engine copied from the run's start to its end,
+    the most that DBCache kept between calls, ``copies`` the engine's copies from the run's start to its end,
     ``block_ms`` the milliseconds one block computes, ``None`` where that was not measured.
     """
 
@@ -168,7 +168,7 @@ class RunReport:
         )
 
     def chart(self) -> ChartRun:
-        """Return what the run's chart shows."""
+        """Return the figures of the run's chart."""
         title = f"{self.model}: {self.headline()}"
         return ChartRun(title, self.steps, self.blocks, self.calls, frozenset(self.streamed_blocks), self.threshold)
 
@@ -185,15 +185,3 @@ class RunReport:
             f"{self._why_wasted()}, slots {mib(self.peak_slot_bytes)}",
         ]
         return "\n".join(lines + self.notes)
-
-
-class ReportBox:
-    """Holds the report of the last run made with one MODEL output; shared by that output's clones."""
-
-    def __init__(self) -> None:
-        self.report: RunReport | None = None
-
-
-def mib(size: int) -> str:
-    """Return a size in bytes as MiB."""
-    return f"{size / 2**20:.1f} MiB"

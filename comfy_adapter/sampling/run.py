@@ -1,9 +1,9 @@
-"""One sampling run: which step and branch each model call belongs to, and what became of it."""
+"""One sampling run: it describes each model call, gives it its gate, and records the outcome."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,26 +11,26 @@ import torch
 from ...dbcache.calls import CallInfo, CallOutcome, base_name
 from ...dbcache.gate import CallGate
 from ...dbcache.proving import StackProver
-from ...dbcache.rules import CacheRules
 from ...dbcache.session import DBCacheSession
 from ...dbcache.steps import StepCounter
 from ...stack.call import CallResult
 from ...stack.layout import StackLayout
 from ...stack.outlook import Outlook, head_plan
+from ..attachments import attached
 from ..families.find import find_stack, unwrapped
-from ..keys import DBCACHE_KEY, DBCACHE_NODE_KEY, ENGINE_KEY, REPORT_KEY
-from ..streaming.shared_state import Engine, copies_of, timing_of
+from ..families.row import table_row, with_argument_names
+from ..streaming.shared_state import BuiltEngine, copies_of, timing_of
 from ..versions import comfyui_version, keeping_context
-from .control_ranges import ControlRanges, levels_at, patches_acting
+from .control_ranges import ControlRanges, levels_at
+from .describe import call_info, scheduled_strengths
 from .neighbours import whole_step_cache
 from .noise_levels import SigmaReader, foretold_levels
 from .progress import show_on_node
-from .report import CallRecord, ReportBox, RunReport
+from .report import CallRecord, RunReport
 
 log = logging.getLogger("dit_layerwise_offload.run")
 
 NO_CACHE = "DBCache is not on this model"
-NO_OFFLOAD = "DiT Layerwise Offload is not on this model"
 COMPILED_WHOLE = (
     "The model is compiled as a whole: nothing of it runs compiled while DiT Layerwise Offload or DBCache is on it."
     " Compile its blocks one by one instead."
@@ -53,20 +53,20 @@ class SamplingRun:
         stack = find_stack(self._root)
         self.counter = StepCounter(sigmas.tolist())
         self._levels = SigmaReader(foretold_levels(sampler, sigmas, patcher))
-        self._box: ReportBox | None = patcher.attachments.get(REPORT_KEY)
-        engine, reason = patcher.attachments.get(ENGINE_KEY, ("comfyui", NO_OFFLOAD))
+        given = attached(patcher)
+        self._box = given.report
         self._report = RunReport(
             model=type(patcher.model).__name__,
             patcher=type(patcher).__name__,
-            comfyui=comfyui_version(),
-            engine=engine,
-            engine_reason=reason,
+            comfyui=comfyui_version,
+            engine=given.engine,
+            engine_reason=given.engine_reason,
             steps=self.counter.steps,
             blocks=len(stack.blocks),
         )
-        rules: CacheRules | None = patcher.attachments.get(DBCACHE_KEY)
+        rules = given.cache
         self._rules = rules
-        self._node_id = patcher.attachments.get(DBCACHE_NODE_KEY)
+        self._node_id = given.node_id
         self._unproven = ""
         self._copied_before = copies_of(self._root)
         self._explained_placement = getattr(patcher, "explained_placement", lambda: "")
@@ -96,10 +96,10 @@ class SamplingRun:
         if other and self._rules is not None:
             self._note_once(f"DBCache: {other} on the same model skips whole steps; remove one of the two.")
 
-    def _note_once(self, text: str) -> None:
+    def _note_once(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._report.notes:
             self._report.notes.append(text)
-            log.warning("%s", text)
+            log.log(level, "%s", text)
 
     def covers(self, diffusion_model: Any) -> bool:
         """Whether calls of ``diffusion_model`` belong to this run: another device's copy of the model runs plainly."""
@@ -110,29 +110,25 @@ class SamplingRun:
         self._levels.begin_evaluation()
 
     def describe(self, options: Mapping[str, Any], control: Any) -> CallInfo:
-        """Return what ``transformer_options`` and the control input say about a call. Reads one number back from the
-        device, the sigma, where the sampler's noise levels could not be foretold."""
+        """Describe a call by its ``transformer_options`` and its control input. Reads one number back from the device,
+        the sigma, where the sampler's noise levels could not be foretold."""
         if self._model.diffusion_model is not self._root:
             self._note_once(COMPILED_WHOLE)
         sigma = self._levels.sigma(options.get("sigmas"))
-        return CallInfo(
+        return call_info(
+            options,
+            control,
             step=self.counter.at(sigma),
             sigma=sigma,
-            conds=tuple(options.get("uuids", ())),
-            kinds=tuple(options.get("cond_or_uncond", ())),
-            setting=(_window(options), _replaced(options)),
-            control=(
-                _control_signature(control, self._controls.acting(sigma)),
-                patches_acting(options, sigma),
-                _hook_strengths(self._model),
-            ),
-            closed=self._closed(sigma),
             last=self.counter.at_last,
+            closed=self._closed(sigma),
+            controls=self._controls,
+            strengths=scheduled_strengths(self._model),
         )
 
     def gate_for(self, call: CallInfo) -> CallGate | StackProver | None:
-        """Return what intercepts a call for the cache: its gate, or what proves a stack that no table describes;
-        ``None`` when DBCache is not on the model, or the stack was not proven."""
+        """Return the cache's gate of a call, or the prover of a stack that no table describes; ``None`` when DBCache is
+        not on the model, or the stack was not proven."""
         if self.session is not None:
             return CallGate(self.session, call)
         return StackProver(self._report.blocks, call) if self._is_proving else None
@@ -142,7 +138,7 @@ class SamplingRun:
         return self._rules is not None and self.session is None and not self._unproven
 
     def outlook(self, call: CallInfo) -> Outlook:
-        """Return what is certain about a call before its first block runs."""
+        """Return the blocks that are certain to run in a call and after it, before its first block runs."""
         if self.session is not None:
             return self.session.outlook(call)
         total = self._report.blocks
@@ -152,19 +148,23 @@ class SamplingRun:
         return Outlook(head_plan(total, total), next_head=None if call.last else self._rules.fn)
 
     def finish_call(self, gate: CallGate | StackProver) -> None:
-        """Take what a call's gate learned: a stack that is proven now opens the session."""
+        """Take over the result of a call's gate: a stack that is proven now opens the session."""
         if self.session is not None:
             self._report.cache_bytes = max(self._report.cache_bytes, self.session.kept_bytes)
         if isinstance(gate, StackProver):
             layout = gate.layout()
             if layout is not None:
+                stack = find_stack(self._root)
+                layout = with_argument_names(layout, unwrapped(stack.blocks[0]))
                 self._open_session(layout)
+                row = table_row(stack.family, layout)
+                self._note_once(f"DBCache: no table describes this model; proven on this call: {row}", logging.INFO)
             else:
                 self._unproven = f"not supported: {gate.why}"
                 self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")
 
-    def record(self, call: CallInfo, result: CallResult[CallOutcome], engine: Engine | None) -> None:
-        """Keep what became of a call that ``engine`` streamed, if one did."""
+    def record(self, call: CallInfo, result: CallResult[CallOutcome], engine: BuiltEngine | None) -> None:
+        """Keep the outcome of a call that ``engine`` streamed, if one did."""
         outcome = result.outcome or CallOutcome(base_name(call.kinds), False, self._unproven or NO_CACHE)
         record = CallRecord(
             step=call.step,
@@ -192,6 +192,8 @@ class SamplingRun:
         """Drop the run's tensors and hand its report over."""
         self._report.placement = self._explained_placement()
         self._report.copies = copies_of(self._root).since(self._copied_before)
+        for call in self._report.calls:
+            call.copies = call.copies.copy()  # a finished report stays as it is
         timing = timing_of(self._root)
         self._report.block_ms = timing.compute_ms if timing is not None else None
         if self.session is not None:
@@ -212,32 +214,3 @@ class SamplingRun:
         if sigma > start:
             return "before start_percent"
         return "after end_percent" if sigma <= end else ""
-
-
-def _window(options: Mapping[str, Any]) -> Hashable:
-    window = options.get("context_window")
-    return None if window is None else tuple(getattr(window, "index_list", (str(window),)))
-
-
-def _replaced(options: Mapping[str, Any]) -> Hashable:
-    """Which blocks or attentions other nodes replace in this call: skip-layer or perturbed guidance, for example,
-    calls the model again for the same condition with some of them replaced."""
-    replaced = options.get("patches_replace", {})
-    return tuple(sorted((name, tuple(sorted(map(str, keys)))) for name, keys in replaced.items() if keys))
-
-
-def _hook_strengths(model: Any) -> Hashable:
-    """The strengths at which scheduled hooks are on the model's weights now: another strength is another model."""
-    hooks = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
-    return tuple(hook.strength for hook in getattr(hooks, "hooks", ()))
-
-
-def _control_signature(control: Any, acting: tuple[bool, ...]) -> Hashable:
-    """Describe a call's control input: which ControlNets act, and which additions there are, not their values."""
-    if not isinstance(control, Mapping):
-        return ()
-    return acting, tuple(
-        (name, tuple(None if add is None else tuple(add.shape) for add in additions))
-        for name, additions in sorted(control.items())
-        if additions is not None
-    )

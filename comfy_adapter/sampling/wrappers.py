@@ -14,11 +14,13 @@ import torch
 from ...stack.call import StackCall
 from ...stack.outlook import Outlook
 from ..families.find import BlockStack, find_stack, wrapper_of
-from ..keys import RUN_KEY, WRAPPER_KEY
-from ..streaming.shared_state import Engine, current_engine
+from ..streaming.shared_state import BuiltEngine, current_engine
 from ..versions import keeping_context
 from .prefetch_queue import leaving_out
 from .run import SamplingRun
+
+WRAPPER_KEY = "dit_layerwise_offload"  # among ComfyUI's wrappers
+RUN_KEY = "dit_layerwise_offload_run"  # in a call's ``transformer_options``
 
 
 def add_wrappers(patcher: Any) -> None:
@@ -99,7 +101,7 @@ def _call_with_hooks(executor: Any, diffusion_model: torch.nn.Module, args: tupl
 def _run_call(
     stack: BlockStack,
     run: SamplingRun | None,
-    engine: Engine | None,
+    engine: BuiltEngine | None,
     arguments: dict[str, Any],
     forward: Callable[[], Any],
 ) -> Any:

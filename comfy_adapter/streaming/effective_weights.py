@@ -14,7 +14,7 @@ from typing import Any
 import comfy.model_patcher
 import torch
 
-from ...offload.block_weights import BlockWeights, HeldAttribute, is_opaque
+from ...offload.block_weights import AttributeWhileRunning, BlockWeights, is_opaque
 
 LoadEntry = tuple[str, torch.nn.Module]
 RAM_RESERVE = 2 * 2**30
@@ -30,7 +30,7 @@ def loras_on_the_fly(choice: str, patched_bytes: int, free_bytes: float) -> bool
 
     Args:
         choice: the node's ``lora`` input.
-        patched_bytes: what baking would take in main memory.
+        patched_bytes: the main memory that baking would take.
         free_bytes: main memory available now; a reserve of it is left alone.
     """
     if choice == "auto":
@@ -61,15 +61,15 @@ def build_block_weights(
         on_the_fly: apply LoRAs at each use where the module can, instead of baking them.
     """
     effective: dict[int, torch.Tensor] = {}
-    held: list[HeldAttribute] = []
+    while_running: list[AttributeWhileRunning] = []
     for name, module in entries:
         for parameter, original in list(module._parameters.items()):
             key = plain_key(name, parameter)
             if original is None or key not in patcher.patches or (on_the_fly and _patched_at_use(module, parameter)):
                 continue
             effective[id(original)] = bake(patcher, module, parameter, key, device)
-        held += held_attributes(patcher, name, module, device, on_the_fly)
-    return BlockWeights(block, effective, held)
+        while_running += attributes_while_running(patcher, name, module, device, on_the_fly)
+    return BlockWeights(block, effective, while_running)
 
 
 def bake(patcher: Any, module: torch.nn.Module, parameter: str, key: str, device: torch.device) -> torch.Tensor:
@@ -85,10 +85,10 @@ def bake(patcher: Any, module: torch.nn.Module, parameter: str, key: str, device
             patcher.backup.pop(key, None)
 
 
-def held_attributes(
+def attributes_while_running(
     patcher: Any, name: str, module: torch.nn.Module, device: torch.device, on_the_fly: bool
-) -> list[HeldAttribute]:
-    """Return what ComfyUI's loader would set on the module, to hold while its block runs.
+) -> list[AttributeWhileRunning]:
+    """Return the attributes that ComfyUI's loader would set on the module, for the time its block runs.
 
     The loader skips streamed modules, so a weight wrapper would be ignored, and low-VRAM settings left by an
     earlier load of the same model would leak in.
@@ -104,15 +104,17 @@ def held_attributes(
             functions[parameter] = _functions(patcher, key, at_use)
             patched |= at_use
     at_rest = getattr(module, "prev_comfy_cast_weights", module.comfy_cast_weights)
-    held = [HeldAttribute(module, "comfy_cast_weights", True if patched or patcher.force_cast_weights else at_rest)]
+    set_to = [
+        AttributeWhileRunning(module, "comfy_cast_weights", True if patched or patcher.force_cast_weights else at_rest)
+    ]
     if hasattr(module, "comfy_force_cast_weights"):
-        held.append(HeldAttribute(module, "comfy_force_cast_weights", patcher.force_cast_weights))
-    for parameter, held_functions in functions.items():
-        for function in held_functions:
+        set_to.append(AttributeWhileRunning(module, "comfy_force_cast_weights", patcher.force_cast_weights))
+    for parameter, of_parameter in functions.items():
+        for function in of_parameter:
             if hasattr(function, "move_to"):
                 function.move_to(device=device)
-        held.append(HeldAttribute(module, f"{parameter}_function", held_functions))
-    return held
+        set_to.append(AttributeWhileRunning(module, f"{parameter}_function", of_parameter))
+    return set_to
 
 
 def _takes_functions(module: torch.nn.Module, parameter: str) -> bool:

@@ -1,10 +1,9 @@
-"""What an engine had to settle for, in words: for the log and the run report."""
+"""An engine's limits in words, for the log and the run report."""
 
 from __future__ import annotations
 
+from ...stack.copies import MIB
 from .pinning import PinnedHostMemory
-
-MIB = 2**20
 
 
 def engine_notes(lora: str, on_the_fly: bool, pins: PinnedHostMemory | None, unpacked: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Pinned host memory for streamed weights, through ComfyUI's own accounting and within its limits.
 
-What ComfyUI will not pin (limit reached, memory-mapped, not contiguous) stays pageable: its copies are right, but
-do not overlap with compute. Everything is unpinned when the engine goes, and with the model at the latest.
+A tensor that ComfyUI will not pin (limit reached, memory-mapped, not contiguous) stays pageable: its copies are
+right, but do not overlap with compute. Everything is unpinned when the engine goes, and with the model at the latest.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ...offload.block_weights import BlockWeights, HeldAttribute
+from ...offload.block_weights import AttributeWhileRunning, BlockWeights
+from .patcher_base import PatcherBase
 
 
-class PatchedStateDict:
+class PatchedStateDict(PatcherBase):
     """Mixin for patchers that build the state dict to save themselves (ComfyUI newer than 0.3.75)."""
 
     def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        streamed = self.patched_streamed_blocks() if self.layerwise_settings is not None else []
-        with _patched_at_rest(streamed):
+        with _patched_at_rest(self.patched_streamed_blocks()):
             return super().model_state_dict_for_saving(*args, **kwargs)
 
 
@@ -30,7 +30,7 @@ def _patched_at_rest(streamed: Iterable[tuple[torch.nn.Module, BlockWeights]]) -
     with ExitStack() as stack:
         for block, weights in streamed:
             marked = [
-                HeldAttribute(module, "comfy_patched_weights", True)
+                AttributeWhileRunning(module, "comfy_patched_weights", True)
                 for module in block.modules()
                 if hasattr(module, "comfy_cast_weights")
             ]

@@ -1,12 +1,15 @@
-"""Keeps the engine right while ComfyUI switches scheduled hooks, for which it edits the weights at rest in place."""
+"""Keeps the engine right while ComfyUI switches scheduled LoRAs, for which it edits the weights at rest in place."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .patcher_base import PatcherBase
 
-class HookFollowing:
-    """Mixed into layerwise patchers: tells them whenever ComfyUI has edited weights for hooks, or put them back."""
+
+class ScheduledLoras(PatcherBase):
+    """Mixed into layerwise patchers: calls ``follow_edited_weights`` after ComfyUI changed weights for scheduled LoRAs
+    (its hooks), or put them back."""
 
     _switching_hooks = False
 

@@ -1,11 +1,16 @@
-"""The offload node's inputs, validated."""
+"""The offload node's inputs, validated: their choices, limits and defaults, which the node's schema takes from here.
+
+Needs neither ComfyUI nor torch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...offload.residency import POLICIES
+
 ENGINES = ("auto", "layerwise", "comfyui")
-RESIDENCY_POLICIES = ("auto", "leading", "strided", "cache_aware")
+RESIDENCY_POLICIES = ("auto", *POLICIES)
 PIN_MEMORY = ("auto", "on", "off")
 LORA_MODES = ("auto", "bake", "on_the_fly")
 MOST_PREFETCH = 16
@@ -14,11 +19,20 @@ AUTO = -1
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """See the node's tooltips for what each does. ``vram_budget_gb`` is in GiB, 0 is ComfyUI's figure; -1 blocks are
-    chosen (``offload/placement.py``)."""
+    """The inputs by name; ``offload/placement.py`` chooses where an input leaves it the choice.
+
+    Attributes:
+        engine: who streams. ``auto`` leaves a model under dynamic VRAM to ComfyUI and streams all others.
+        resident_blocks: the most blocks that stay on the device, -1 for as many as fit.
+        vram_budget_gb: GiB on the device for weights, 0 for ComfyUI's own figure.
+        residency_policy: which blocks stay, ``auto`` to have it chosen.
+        prefetch_blocks: blocks copied ahead of the running one, -1 to have it chosen.
+        pin_memory: whether streamed weights are pinned in main memory; ``auto`` is ``on``.
+        lora: how LoRAs reach streamed blocks; ``auto`` bakes as long as main memory has room.
+    """
 
     engine: str = "auto"
-    resident_blocks: int = -1
+    resident_blocks: int = AUTO
     vram_budget_gb: float = 0.0
     residency_policy: str = "auto"
     prefetch_blocks: int = AUTO
@@ -30,7 +44,7 @@ class OffloadSettings:
         _one_of("residency_policy", self.residency_policy, RESIDENCY_POLICIES)
         _one_of("pin_memory", self.pin_memory, PIN_MEMORY)
         _one_of("lora", self.lora, LORA_MODES)
-        if self.resident_blocks < -1:
+        if self.resident_blocks < AUTO:
             raise ValueError(
                 f"resident_blocks is {self.resident_blocks}, but must be at least 0, or -1 for as many as fit."
             )

@@ -1,4 +1,4 @@
-"""What is shared by all patchers of one underlying model: which of its blocks are streamed, and by whom.
+"""Streaming state shared by all patchers of one underlying model: which of its blocks are streamed, and by whom.
 
 ComfyUI's clones share one model object, so streaming state belongs to that object. It is found through a weak
 dictionary keyed by the diffusion model: it goes when the model goes, and leaves no attribute on it.
@@ -14,6 +14,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
+from ...dbcache.rules import CacheRules
 from ...offload.block_weights import BlockWeights
 from ...offload.placement import Placement, choose_placement, explain
 from ...offload.residency import slot_bytes
@@ -21,7 +22,6 @@ from ...offload.streamer import BlockStreamer
 from ...offload.timing import BlockTiming
 from ...stack.copies import CopyCounts
 from ..families.find import BlockStack, find_stack, unwrapped
-from ..keys import DBCACHE_KEY
 from .pinning import PinnedHostMemory
 from .settings import OffloadSettings
 
@@ -33,14 +33,14 @@ def _is_limit(number: int | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A built engine and what it was built with.
+class BuiltEngine:
+    """A streamer and the choices it was built with.
 
     Attributes:
-        streamer: does the streaming.
+        streamer: copies the blocks.
         pins: its pinned host memory, ``None`` where nothing is to be pinned.
         on_the_fly: whether LoRAs are applied at each use instead of baked.
-        notes: what it had to settle for, for the log and the run report.
+        notes: its limits in words, for the log and the run report.
     """
 
     streamer: BlockStreamer
@@ -53,10 +53,10 @@ class ModelStreaming:
     """Streaming state of one underlying model.
 
     Attributes:
-        placement: what is streamed now: those blocks ComfyUI's loader must leave alone.
-        placed_for: what the placement was chosen for, beside memory.
+        placement: the blocks that are streamed now, and that ComfyUI's loader must leave alone.
+        placed_for: the settings that the placement was chosen for.
         engine: the engine while a layerwise patcher is loaded, else ``None``.
-        copies: what all engines of the model copied so far.
+        copies: the bytes that all engines of the model copied so far.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -64,7 +64,7 @@ class ModelStreaming:
         self._model = weakref.ref(model)
         self.placement = Placement()
         self.placed_for: tuple = ()
-        self.engine: Engine | None = None
+        self.engine: BuiltEngine | None = None
         self.copies = CopyCounts()
         self._timing: BlockTiming | None = None
         self._weights_id: object | None = None
@@ -86,13 +86,13 @@ class ModelStreaming:
         return len(self._module_bytes)
 
     def choose(
-        self, settings: OffloadSettings, attachments: dict[str, Any], budget: float, most: int | None = None
+        self, settings: OffloadSettings, cache: CacheRules | None, budget: float, most: int | None = None
     ) -> Placement:
-        """Return what to stream, and how far ahead, within ``budget`` device bytes for weights.
+        """Return the blocks to stream, and how far ahead, within ``budget`` device bytes for weights.
 
-        ``most`` limits the number of residents beyond what the settings do.
+        ``cache`` are DBCache's rules, ``None`` where it is not on the model; ``most`` limits the number of
+        residents further than the settings.
         """
-        cache = attachments.get(DBCACHE_KEY)
         budget = min(budget, settings.budget_bytes)
         return choose_placement(
             self._block_bytes,
@@ -111,13 +111,13 @@ class ModelStreaming:
         )
 
     def explained(self) -> str:
-        """Return what was placed and why, in one line: with the measured figures as soon as there are some."""
+        """Return the placement and the reason for it in one line: with the measured figures once there are some."""
         if self.timing is None or not self.placement.streamed:
             return self.placement.reason
         return explain(self._block_bytes, self.placement, self.timing)
 
     def slot_bytes(self, placement: Placement) -> int:
-        """Return the device bytes that streaming takes in a placement: its slots, and what no slot can hold."""
+        """Return the device bytes that streaming takes in a placement: its slots, and the tensors no slot can hold."""
         return slot_bytes(self._block_bytes, placement.streamed, placement.prefetch, self._unpacked)
 
     def device_bytes(self, placement: Placement) -> int:
@@ -127,7 +127,7 @@ class ModelStreaming:
 
     @property
     def timing(self) -> BlockTiming | None:
-        """What a streamed call of the model measured, ``None`` before one did; placements chosen later go by it."""
+        """The times measured in a streamed call, ``None`` before the first one; later placements go by them."""
         measured = self.streamer.timing if self.streamer is not None else None
         return measured or self._timing
 
@@ -147,7 +147,7 @@ class ModelStreaming:
         """Whether the engine holds the weights that ComfyUI knows by this ``patches_uuid``."""
         return self.engine is not None and self._weights_id == weights_id
 
-    def claim(self, token: object, weights_id: object, engine: Engine) -> None:
+    def claim(self, token: object, weights_id: object, engine: BuiltEngine) -> None:
         """Put a newly built engine in charge; the one before it must have been released."""
         self.engine, self._weights_id, self._owner = engine, weights_id, token
 
@@ -156,7 +156,7 @@ class ModelStreaming:
         self._owner = token
 
     @property
-    def current_engine(self) -> Engine | None:
+    def current_engine(self) -> BuiltEngine | None:
         """The engine, as long as the weights ComfyUI has loaded into the model are those it was built for."""
         model = self._model()
         loaded = None if model is None else model.current_weight_patches_uuid
@@ -185,7 +185,7 @@ class ModelStreaming:
         self._watch = unwrapped(model.diffusion_model).register_forward_pre_hook(check)
 
     def stop_watching(self) -> None:
-        """Take back what :meth:`release_when_another_runs` put on the model."""
+        """Remove the hook of :meth:`release_when_another_runs` from the model."""
         if self._watch is not None:
             self._watch.remove()
             self._watch = None
@@ -212,20 +212,20 @@ def streaming_of(model: torch.nn.Module) -> ModelStreaming:
     return _streaming_of[root]
 
 
-def current_engine(diffusion_model: torch.nn.Module) -> Engine | None:
+def current_engine(diffusion_model: torch.nn.Module) -> BuiltEngine | None:
     """Return the engine in charge of a diffusion model, ``None`` when no layerwise patcher is loaded."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
     return streaming.current_engine if streaming is not None else None
 
 
 def copies_of(diffusion_model: torch.nn.Module) -> CopyCounts:
-    """Return a copy of what all engines of a diffusion model copied so far."""
+    """Return the bytes that all engines of a diffusion model copied so far, as counts of one's own."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
     return streaming.copies.copy() if streaming is not None else CopyCounts()
 
 
 def timing_of(diffusion_model: torch.nn.Module) -> BlockTiming | None:
-    """Return what streamed calls of a diffusion model measured, ``None`` where none did."""
+    """Return the times measured in streamed calls of a diffusion model, ``None`` where there was none."""
     streaming = _streaming_of.get(unwrapped(diffusion_model))
     return streaming.timing if streaming is not None else None
 

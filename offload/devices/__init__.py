@@ -1,6 +1,6 @@
 """Where blocks run: one interface, and a device each for streams, for none, and for tests and simulations.
 
-``base`` says what the engine asks of a device. :func:`offload_device` chooses between the two real ones; the virtual
+``base`` is the interface. :func:`offload_device` chooses between the two real ones; the virtual
 one ships beside them, since the benchmarks and tests of anybody who builds on the engine need it.
 """
 

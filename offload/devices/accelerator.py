@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -60,7 +60,7 @@ class AcceleratorDevice:
         return torch.Event(device=self.device, enable_timing=True)
 
     @contextmanager
-    def _on_copy_stream(self):
+    def _on_copy_stream(self) -> Iterator[None]:
         # Setting a stream sets the current device as well.
         device_index = torch.accelerator.current_device_index()
         compute_stream = torch.accelerator.current_stream(self.device)

@@ -1,13 +1,14 @@
 """The narrow interface between the streaming engine and a compute device.
 
 Four verbs are all the engine needs: get a buffer, start a copy, wait for one, mark a point of the compute
-stream. Stamps are marks that can be timed, where copies run beside compute. An event is opaque to the engine.
+stream. Where copies run beside compute, a device has stamps too: marks that can be timed. An event is opaque to the
+engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -16,9 +17,9 @@ CopyPair = tuple[torch.Tensor, torch.Tensor]
 
 
 class OffloadDevice(Protocol):
-    """What the engine asks of a device. Sizes are in bytes.
+    """The engine's side of a device. Sizes are in bytes.
 
-    ``overlaps`` says whether copies run beside compute; only then is there anything to time, and are there stamps.
+    ``overlaps`` says whether copies run beside compute. A device on which they do is a :class:`TimedDevice`.
     """
 
     overlaps: bool
@@ -45,6 +46,10 @@ class OffloadDevice(Protocol):
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of ``tensor`` on the device, for tensor types that cannot be copied piece by piece."""
 
+
+class TimedDevice(OffloadDevice, Protocol):
+    """A device whose copies run beside compute: only then could times change the best placement."""
+
     def stamp(self) -> Event:
         """Return an event of the compute stream that :meth:`elapsed_ms` can time."""
 
@@ -53,3 +58,8 @@ class OffloadDevice(Protocol):
 
     def elapsed_ms(self, start: Event, end: Event) -> float | None:
         """Return the milliseconds between two stamps of one kind, ``None`` while ``end`` has not passed."""
+
+
+def is_timed(device: OffloadDevice) -> TypeGuard[TimedDevice]:
+    """Whether copies and blocks can be timed on ``device``."""
+    return device.overlaps

@@ -4,7 +4,7 @@
 - Overwriting memory that compute may still read raises :class:`RaceError`: the copy did not wait for a mark made
   after the buffer's last use, or after its allocation.
 - The clock: one copy engine with a fixed bandwidth, one compute stream, a host that runs ahead of both until
-  :meth:`VirtualDevice.synchronise` (what reading a number back from the device does).
+  :meth:`VirtualDevice.synchronise`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class RaceError(AssertionError):
 
 @dataclass
 class VirtualEvent:
+    """A point of one stream: its ``number`` in the order of events, its ``time``, and the copies it completes."""
+
     number: int
     time: float
     pending: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -56,7 +58,7 @@ class VirtualDevice:
             raise torch.OutOfMemoryError(f"virtual device: no room for {size} bytes")
         self.allocated += size
         buffer = torch.full((size,), 0xFF, dtype=torch.uint8)
-        # what had this memory before may still be read by compute
+        # the former owner of this memory may still be read by compute
         self._in_use_since[buffer.untyped_storage().data_ptr()] = next(self._numbers)
         return buffer
 
@@ -101,11 +103,11 @@ class VirtualDevice:
         return end.time - start.time if end.time <= self.host_time else None
 
     def compute(self, duration: float) -> None:
-        """What a block does: take ``duration`` of the compute stream."""
+        """Let a block take ``duration`` milliseconds of the compute stream."""
         self.compute_time = max(self.compute_time, self.host_time) + duration
 
     def synchronise(self) -> None:
-        """What reading a number back does: the host waits for compute."""
+        """Let the host wait for compute, as reading a number back from the device does."""
         self.host_time = max(self.host_time, self.compute_time)
 
     def _deliver(self, event: VirtualEvent) -> None:

@@ -12,7 +12,7 @@ from rigs.toy_stacks import SHAPES, WIDTH
 
 apply = mock_comfy.import_adapter("pack_on_mock")
 
-from pack_on_mock.comfy_adapter.streaming import patcher as patchers  # noqa: E402
+from pack_on_mock.comfy_adapter.streaming import build  # noqa: E402
 from pack_on_mock.comfy_adapter.streaming.settings import OffloadSettings  # noqa: E402
 from pack_on_mock.dbcache.rules import DBCacheSettings  # noqa: E402
 
@@ -41,7 +41,7 @@ def placement(model):
 def device(monkeypatch):
     """A device with streams, on which the toys compute in no time."""
     virtual = VirtualDevice()
-    monkeypatch.setattr(patchers, "offload_device", lambda device: virtual)
+    monkeypatch.setattr(build, "offload_device", lambda device: virtual)
     return virtual
 
 
@@ -123,7 +123,7 @@ def test_a_window_that_was_asked_for_stays(device):
 def test_every_run_is_measured_for_itself(device, monkeypatch):
     model = streamed(plain(), resident_blocks=2)
     measured = []
-    streamer = patchers.BlockStreamer
+    streamer = build.BlockStreamer
     measure = streamer.time_next_call
     monkeypatch.setattr(streamer, "time_next_call", lambda self: measured.append(self) or measure(self))
     for _ in range(3):

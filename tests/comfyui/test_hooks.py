@@ -75,16 +75,40 @@ def test_an_interrupted_hooked_run_leaves_no_hooked_weights(offload, family):
 
 
 @each_family
+@pytest.mark.parametrize("loras", [None, "bake", "on_the_fly"])
+def test_copies_that_a_scheduled_lora_makes_useless_are_in_the_report(pack, offload, report, family, loras):
+    """They are dropped between two model calls, when ComfyUI edits the weights."""
+    plain = build(family)
+    hooks = comfy.hooks.create_hook_lora(lora=lora(plain, family, seed=80), strength_model=1.0, strength_clip=0.0)
+    positive = comfy.hooks.set_hooks_for_conditioning(cond(2), hooks)
+    if loras is not None:
+        plain = with_lora(plain, lora(plain, family))
+    model = offload(plain, resident_blocks=0, lora=loras or "auto")
+    engines = pack.module("comfy_adapter.streaming.shared_state").streaming_of(model.model)
+    ends = []
+    sample(model, family, positive=positive, callback=lambda step, *_: ends.append(engines.copies.copy()))
+    run = report(model)
+    wasted = run["totals"]["bytes_wasted_by_reason"]
+    assert set(wasted) == {"weights changed"}
+    assert run["totals"]["bytes_streamed"] == engines.copies.streamed
+    assert (
+        ends[-1].wasted["weights changed"]
+        <= wasted["weights changed"]
+        == sum(call["bytes_wasted"] for call in run["calls"])
+    )
+
+
+@each_family
 def test_switching_hooks_keeps_slots_and_pins(pack, offload, family, monkeypatch):
     """Without a LoRA on the model the weights stay where they are: only what is in the slots is out of date."""
     plain = build(family)
     hooks = comfy.hooks.create_hook_lora(lora=lora(plain, family), strength_model=1.0, strength_clip=0.0)
     positive = comfy.hooks.set_hooks_for_conditioning(cond(2), hooks)
     expected = sample(plain, family, positive=positive)
-    patcher = pack.module("comfy_adapter.streaming.patcher")
+    building = pack.module("comfy_adapter.streaming.build")
     built, forgotten = [], []
-    streamer, forget = patcher.BlockStreamer, patcher.BlockStreamer.forget
-    monkeypatch.setattr(patcher, "BlockStreamer", lambda *args, **kw: built.append(1) or streamer(*args, **kw))
+    streamer, forget = building.BlockStreamer, building.BlockStreamer.forget
+    monkeypatch.setattr(building, "BlockStreamer", lambda *args, **kw: built.append(1) or streamer(*args, **kw))
     monkeypatch.setattr(streamer, "forget", lambda self: forgotten.append(1) or forget(self))
     assert torch.equal(sample(offload(plain, resident_blocks=2), family, positive=positive), expected)
     assert len(built) == 1

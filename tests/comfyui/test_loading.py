@@ -171,7 +171,7 @@ def test_report_json(offload, dbcache, pack):
     run = json.loads(output.result[1])
     described = {"version", "model", "patcher", "comfyui", "engine", "engine_reason", "placement", "steps", "threshold"}
     assert set(run) == {*described, "streamed_blocks", "calls", "totals", "notes"}
-    assert (run["version"], run["model"], run["engine"]) == (1, "WAN21", "layerwise")
+    assert (run["version"], run["model"], run["engine"]) == (2, "WAN21", "layerwise")
     assert run["patcher"] == "LayerwiseOffloadModelPatcher"
     assert {key: type(value) for key, value in run["calls"][-1].items()} == {
         "step": int,
@@ -183,6 +183,7 @@ def test_report_json(offload, dbcache, pack):
         "blocks_run": list,
         "bytes_streamed": int,
         "bytes_wasted": int,
+        "bytes_wasted_by_reason": dict,
     }
     totals = run["totals"]
     # two residuals, of both conditions, each of 2 x 4 x 4 tokens in float32
@@ -192,8 +193,11 @@ def test_report_json(offload, dbcache, pack):
         "hits",
         "blocks_run",
         "blocks_skipped",
+        "skipped_share",
+        "seconds_skipped",
         "bytes_streamed",
         "bytes_wasted",
+        "bytes_wasted_by_reason",
         "peak_slot_bytes",
         "cache_bytes",
     }
@@ -201,4 +205,6 @@ def test_report_json(offload, dbcache, pack):
     assert totals["hits"] == sum(call["outcome"] == "hit" for call in run["calls"])
     assert totals["blocks_run"] == sum(len(call["blocks_run"]) for call in run["calls"])
     assert totals["bytes_streamed"] == sum(call["bytes_streamed"] for call in run["calls"])
+    assert totals["skipped_share"] == totals["blocks_skipped"] / (totals["blocks_run"] + totals["blocks_skipped"]) > 0
+    assert totals["seconds_skipped"] is None  # on the CPU nothing overlaps, so blocks are not timed
     assert output.ui["text"][0].startswith("WAN21 (LayerwiseOffloadModelPatcher), ComfyUI ")

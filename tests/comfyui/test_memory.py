@@ -172,8 +172,8 @@ def pins(monkeypatch, pack):
     fake = FakePins(float("inf"))
     monkeypatch.setattr(comfy.model_management, "pin_memory", fake.pin)
     monkeypatch.setattr(comfy.model_management, "unpin_memory", fake.unpin)
-    patcher = pack.module("comfy_adapter.streaming.patcher")
-    monkeypatch.setattr(patcher, "wants_pinning", lambda choice, device: choice != "off")
+    building = pack.module("comfy_adapter.streaming.build")
+    monkeypatch.setattr(building, "wants_pinning", lambda choice, device: choice != "off")
     return fake
 
 

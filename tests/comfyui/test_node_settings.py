@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from rigs.real_comfy import WAN, build
@@ -36,7 +38,7 @@ OFFLOAD = {
 
 def test_dbcache(pack, dbcache):
     model = dbcache(build(WAN), preset="custom", **{name: value for name, (_, value) in CACHE.items()})
-    rules = model.attachments[pack.module("comfy_adapter.keys").DBCACHE_KEY]
+    rules = pack.module("comfy_adapter.attachments").attached(model).cache
     assert rules.preset == "custom"
     assert {field: getattr(rules, field) for field, _ in CACHE.values()} == dict(CACHE.values())
 
@@ -64,6 +66,18 @@ def test_options_are_those_of_the_tables(pack):
 def test_offload(offload):
     settings = offload(build(WAN), **OFFLOAD).layerwise_settings
     assert {name: getattr(settings, name) for name in OFFLOAD} == OFFLOAD
+
+
+def test_the_offload_nodes_defaults_and_choices_are_those_of_its_settings(pack):
+    settings = pack.module("comfy_adapter.streaming.settings")
+    inputs = {one.id: one for one in pack.nodes["DiTLayerwiseOffload"].define_schema().inputs[1:]}
+    assert {name: one.default for name, one in inputs.items()} == dataclasses.asdict(settings.OffloadSettings())
+    every = {**OFFLOAD, "engine": "layerwise"}
+    for name, one in inputs.items():
+        for choice in getattr(one, "options", None) or ():
+            assert getattr(settings.OffloadSettings(**{**every, name: choice}), name) == choice
+        with pytest.raises(ValueError, match=name):
+            settings.OffloadSettings(**{**every, name: one.min - 1 if hasattr(one, "min") else "none of them"})
 
 
 def test_a_torch_that_is_too_old_is_named_when_the_node_executes(offload, monkeypatch):

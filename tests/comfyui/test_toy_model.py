@@ -143,8 +143,9 @@ def test_other_latents_and_labels_are_refused(pack):
 
 def test_the_demo_command(pack, tmp_path, monkeypatch, capsys):
     """The README's first command: its table and its contact sheet."""
-    import demo
     from PIL import Image
+
+    from dev import demo
 
     monkeypatch.setattr(demo, "start_comfyui", lambda *_: None)
     monkeypatch.setattr(demo, "LoadedPack", lambda: pack)

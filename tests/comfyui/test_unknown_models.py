@@ -8,7 +8,8 @@ import pytest
 import torch
 from rigs import real_comfy
 from rigs.family_rig import FORCED, HITS, ByHand, build, sample
-from rigs.tiny_families import TINY_FAMILIES, TinyFamily
+from rigs.tiny_families import TINY_FAMILIES
+from rigs.tiny_family import TinyFamily
 from rigs.tiny_rarer_families import RARER_FAMILIES
 from rigs.tiny_sizes import VIDEO_LATENT, WAN
 
@@ -58,6 +59,10 @@ def test_a_stack_in_one_list_is_proven_and_cached(offload, dbcache, report, unkn
     for call in run["calls"]:
         assert len(call["blocks_run"]) == (2 if call["step"] in HITS else len(stack.blocks))
     assert run["totals"]["bytes_wasted"] == 0
+    [note] = [note for note in run["notes"] if "no table describes this model" in note]
+    assert (
+        f'Family("{stack.family.name}", ("{stack.family.name}",), (BlockList("{stack.family.lists[0].path}", ' in note
+    )
     assert torch.equal(sample(model, family), cached)
     assert torch.equal(sample(plain, family), expected)
 

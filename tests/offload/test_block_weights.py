@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pack.offload.block_weights import ALIGNMENT, BlockWeights, HeldAttribute
+from pack.offload.block_weights import ALIGNMENT, AttributeWhileRunning, BlockWeights
 from pack.offload.devices.synchronous import SynchronousDevice
 from pack.offload.streamer import BlockStreamer
 from pack.stack.outlook import Outlook
@@ -148,7 +148,9 @@ def test_the_block_is_as_before_after_success_and_error(exception):
     block = torch.nn.Linear(3, 3)
     block.flag = "rest"
     parameters, attributes = dict(block._parameters), dict(vars(block))
-    weights = BlockWeights(block, held=[HeldAttribute(block, "flag", "run"), HeldAttribute(block, "new", 1)])
+    weights = BlockWeights(
+        block, while_running=[AttributeWhileRunning(block, "flag", "run"), AttributeWhileRunning(block, "new", 1)]
+    )
 
     def use():
         with weights.installed(load(weights)):

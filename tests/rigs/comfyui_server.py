@@ -77,8 +77,9 @@ class ComfyUIServer:
         self._log = (folder / "server.log").open("w", encoding="utf-8")
         arguments = ["--cpu", "--port", str(self._port), "--base-directory", str(folder), "--disable-auto-launch"]
         arguments += ["--database-url", "sqlite:///:memory:", "--disable-metadata", "--disable-api-nodes"]
-        command = [sys.executable, str(HERE / "comfyui_server_main.py"), os.environ["COMFYUI_PATH"], *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        comfyui = os.environ["COMFYUI_PATH"]
+        command = [sys.executable, str(HERE / "comfyui_server_main.py"), comfyui, *arguments]
+        environment = {**os.environ, "PYTHONPATH": comfyui, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, env=environment, cwd=folder
         )

@@ -1,4 +1,5 @@
-"""Runs ComfyUI's ``main.py`` in a process of its own: ``python comfyui_server_main.py FOLDER [arguments]``.
+"""Runs ComfyUI's ``main.py`` in a process of its own: ``python comfyui_server_main.py FOLDER [arguments]``,
+with that folder in ``PYTHONPATH``.
 
 Folders named in an ``extra_model_paths.yaml`` beside ``main.py`` are left out: tests use their own alone.
 """
@@ -6,10 +7,9 @@ Folders named in an ``extra_model_paths.yaml`` beside ``main.py`` are left out: 
 import runpy
 import sys
 
-comfyui = sys.argv.pop(1)
-sys.path[0] = comfyui
+import comfy.options  # from ComfyUI
 
-import comfy.options  # noqa: E402  from ComfyUI
+comfyui = sys.argv.pop(1)
 
 comfy.options.enable_args_parsing()
 

@@ -10,7 +10,7 @@ import comfy.patcher_extension
 import comfy.sample
 import torch
 
-from rigs.tiny_families import TinyFamily
+from rigs.tiny_family import TinyFamily
 from rigs.tiny_models import config_of, noise, patcher_over, randomise
 
 STEPS = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rigs.tiny_families import TinyFamily
+from rigs.tiny_family import TinyFamily
 from rigs.tiny_models import noise
 from rigs.tiny_sizes import LUMINA, PIXELDIT, VIDEO_LATENT, WAN
 

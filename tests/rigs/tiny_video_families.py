@@ -1,0 +1,251 @@
+"""Tiny models of the families that make videos, sound and solids. Data only."""
+
+from __future__ import annotations
+
+import torch
+
+from rigs.tiny_family import TinyFamily
+from rigs.tiny_models import noise
+from rigs.tiny_sizes import (
+    COSMOS,
+    COSMOS2,
+    HUNYUAN_VIDEO,
+    KANDINSKY5,
+    LTXV,
+    TEXT,
+    VIDEO_LATENT,
+    WAN,
+)
+
+
+def _seconds() -> dict[str, torch.Tensor]:
+    """Return weights for Stable Audio's two number embedders, which ComfyUI makes of uninitialised memory."""
+    from comfy.ldm.audio.embedders import NumberConditioner
+
+    prefixes = ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
+    weights = NumberConditioner(768, 0, 512).state_dict()
+    return {prefix + key: 0.1 * noise(*value.shape, seed=7) for prefix in prefixes for key, value in weights.items()}
+
+
+VIDEO_FAMILIES = (
+    TinyFamily(
+        "hunyuan3d2",
+        "Hunyuan3Dv2",
+        {
+            "image_model": "hunyuan3d2",
+            "in_channels": 16,
+            "context_in_dim": TEXT,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "depth": 3,
+            "depth_single_blocks": 4,
+            "qkv_bias": True,
+            "guidance_embed": False,
+        },
+        (1, 16, 32),
+    ),
+    TinyFamily(
+        "hunyuan3d2_1",
+        "Hunyuan3Dv2_1",
+        {
+            "image_model": "hunyuan3d2_1",
+            "in_channels": 16,
+            "hidden_size": 64,
+            "context_dim": TEXT,
+            "depth": 7,
+            "num_heads": 2,
+            "num_moe_layers": 2,
+            "num_experts": 2,
+            "moe_top_k": 1,
+            "guidance_cond_proj_dim": 64,
+        },
+        (1, 16, 32),
+        varies=False,
+    ),
+    TinyFamily("hunyuan_video", "HunyuanVideo", HUNYUAN_VIDEO, (1, 16, 3, 8, 8)),
+    TinyFamily(
+        "hunyuan_video15",
+        "HunyuanVideo15",
+        {
+            **HUNYUAN_VIDEO,
+            "in_channels": 65,
+            "out_channels": 32,
+            "patch_size": [1, 1, 1],
+            "vec_in_dim": None,
+            "use_cond_type_embedding": True,
+        },
+        (1, 32, 3, 6, 6),
+    ),
+    TinyFamily(
+        "ltxv",
+        "LTXV",
+        LTXV,
+        (1, 128, 3, 4, 4),
+        masked=True,
+    ),
+    TinyFamily("wan21_t2v", "WAN21_T2V", WAN, VIDEO_LATENT),
+    TinyFamily("wan21_i2v", "WAN21_I2V", {**WAN, "model_type": "i2v", "in_dim": 36}, VIDEO_LATENT),
+    TinyFamily(
+        "wan21_vace",
+        "WAN21_Vace",
+        {**WAN, "model_type": "vace", "vace_layers": 4, "vace_in_dim": 96},
+        VIDEO_LATENT,
+        extras={"vace_frames": [noise(1, 32, 2, 8, 8)], "vace_mask": [noise(1, 64, 2, 8, 8)], "vace_strength": [1.0]},
+    ),
+    TinyFamily(
+        "wan21_camera",
+        "WAN21_Camera",
+        {**WAN, "model_type": "camera", "in_dim": 32},
+        VIDEO_LATENT,
+        extras={"camera_conditions": noise(1, 24, 2, 64, 64)},
+    ),
+    TinyFamily("wan22_t2v5b", "WAN22_T2V", {**WAN, "in_dim": 48, "out_dim": 48}, (1, 48, 2, 8, 8)),
+    TinyFamily(
+        "wan22_s2v",
+        "WAN22_S2V",
+        {
+            **WAN,
+            "model_type": "s2v",
+            "audio_dim": 32,
+            "num_audio_token": 2,
+            "audio_inject_layers": [0, 2, 5],
+            "cond_dim": 16,
+        },
+        VIDEO_LATENT,
+        extras={"audio_embed": noise(1, 25, 32, 8)},
+    ),
+    TinyFamily(
+        "wan22_animate",
+        "WAN22_Animate",
+        {**WAN, "num_layers": 10, "model_type": "animate", "in_dim": 36, "motion_encoder_dim": 512},
+        VIDEO_LATENT,
+        extras={"pose_video_latent": noise(1, 16, 2, 8, 8)},
+    ),
+    TinyFamily(
+        "wan21_humo",
+        "WAN21_HuMo",
+        {**WAN, "model_type": "humo", "in_dim": 36, "audio_token_num": 16},
+        VIDEO_LATENT,
+        extras={"audio_embed": noise(1, 2, 8, 5, 1280)},
+    ),
+    TinyFamily("cosmos_predict2", "CosmosT2IPredict2", COSMOS2, (1, 16, 1, 16, 16)),
+    TinyFamily("anima", "Anima", {**COSMOS2, "image_model": "anima"}, (1, 16, 1, 16, 16)),
+    TinyFamily(
+        "cosmos1",
+        "CosmosT2V",
+        {
+            **COSMOS,
+            "block_config": "FA-CA-MLP",
+            "block_x_format": "THWBD",
+            "affline_emb_norm": True,
+            "extra_per_block_abs_pos_emb": True,
+            "extra_per_block_abs_pos_emb_type": "learnable",
+        },
+        (1, 16, 2, 16, 16),
+    ),
+    TinyFamily(
+        "mochi",
+        "GenmoMochi",
+        {
+            "image_model": "mochi_preview",
+            "patch_size": 2,
+            "in_channels": 12,
+            "hidden_size_x": 64,
+            "hidden_size_y": 32,
+            "depth": 6,
+            "num_heads": 2,
+            "mlp_ratio_x": 192.0,
+            "mlp_ratio_y": 4.0,
+            "use_t5": True,
+            "t5_feat_dim": TEXT,
+            "t5_token_length": 16,
+            "learn_sigma": False,
+            "qkv_bias": False,
+            "out_bias": True,
+            "qk_norm": True,
+            "rope_theta": 10000.0,
+        },
+        (1, 12, 2, 8, 8),
+        masked=True,
+    ),
+    TinyFamily(
+        "kandinsky5",
+        "Kandinsky5",
+        {**KANDINSKY5, "visual_embed_dim": 132},
+        (1, 16, 2, 8, 8),
+    ),
+    TinyFamily(
+        "cogvideox",
+        "CogVideoX_T2V",
+        {
+            "image_model": "cogvideox",
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "in_channels": 16,
+            "out_channels": 16,
+            "time_embed_dim": 32,
+            "text_embed_dim": TEXT,
+            "num_layers": 6,
+            "sample_width": 8,
+            "sample_height": 8,
+            "sample_frames": 5,
+            "max_text_seq_length": 32,
+            "use_rotary_positional_embeddings": True,
+        },
+        (1, 16, 2, 8, 8),
+    ),
+    TinyFamily(
+        "ace_step",
+        "ACEStep",
+        {
+            "audio_model": "ace",
+            "in_channels": 8,
+            "num_layers": 6,
+            "inner_dim": 64,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "mlp_ratio": 2.0,
+            "text_embedding_dim": TEXT,
+            "ssl_encoder_depths": [2, 2],
+            "ssl_latent_dims": [16, 16],
+            "lyric_encoder_vocab_size": 50,
+            "lyric_hidden_size": 1024,
+        },
+        (1, 8, 16, 24),
+        extras={"conditioning_lyrics": torch.arange(10)[None]},
+    ),
+    TinyFamily(
+        "stable_audio",
+        "StableAudio",
+        {
+            "audio_model": "dit1.0",
+            "io_channels": 16,
+            "embed_dim": 768,
+            "cond_token_dim": 768,
+            "project_cond_tokens": False,
+            "global_cond_dim": 1536,
+            "depth": 6,
+            "num_heads": 12,
+        },
+        (1, 16, 24),
+        text=768,
+        state=_seconds,
+    ),
+    TinyFamily(
+        "triposplat",
+        "TripoSplat",
+        {
+            "image_model": "triposplat",
+            "q_token_length": 32,
+            "in_channels": 16,
+            "model_channels": 64,
+            "cond_channels": TEXT,
+            "out_channels": 16,
+            "num_blocks": 6,
+            "num_refiner_blocks": 2,
+            "num_head_channels": 32,
+            "cond2_channels": 16,
+        },
+        ((1, 32, 16), (1, 1, 5)),
+    ),
+)
