@@ -39,7 +39,7 @@ class Attachments:
 
     Attributes:
         report: where the report of its last run is put; each node's output has its own.
-        cache: DBCache's rules, ``None`` without that node.
+        cache: DBCache's rules for this model, ``None`` without that node.
         node_id: the DBCache node on which progress is shown.
         engine: who streams, ``layerwise`` or ``comfyui``.
         engine_reason: why.

@@ -17,8 +17,8 @@ SHOWING = [
 ]
 
 
-def test_the_engine_shows_how_to_use_it_without_comfyui():
-    assert "offload" in SHOWING
+def test_engine_and_cache_show_how_to_use_them_without_comfyui():
+    assert {"offload", "dbcache"} <= set(SHOWING)
 
 
 @pytest.mark.parametrize("name", SHOWING)
