@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 import torch
-from pack.comfy_adapter.families.find import find_stack
+from pack.comfy_adapter.families.find import find_stack, lists_left_alone
 from pack.comfy_adapter.families.row import table_row, with_argument_names
 from pack.dbcache.calls import CallInfo
 from pack.dbcache.proving import StackProver
@@ -108,6 +108,20 @@ def describe(model: torch.nn.Module, inputs: dict[str, Any]) -> str:
     return table_row(family, with_argument_names(layout, stack.blocks[0]))
 
 
+def warning(model: torch.nn.Module) -> str:
+    """Return a warning of the lists of blocks that the row of ``model`` leaves out, empty where it has them all."""
+    family = find_stack(model, families=()).family
+    others = ", ".join(lists_left_alone(model, family))
+    if not others:
+        return ""
+    return (
+        f"Warning: the row has the blocks of {family.lists[0].path} only. Those of {others} would not be streamed and"
+        " would always run. If the hidden states pass through them too, write the row by hand: one BlockList for each"
+        " list in execution order, as comfy_adapter/families/conventions.py: doubles_and_singles does for Flux. If not,"
+        " say so in About(left_alone=...)."
+    )
+
+
 def _is_missing(parameter: inspect.Parameter, inputs: dict[str, Any]) -> bool:
     variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     return not variadic and parameter.default is parameter.empty and parameter.name not in inputs
@@ -121,11 +135,16 @@ def main() -> None:
     parser.add_argument("--inputs", type=json.loads, default={}, help="shapes of forward's arguments, as JSON")
     given = parser.parse_args()
     start_comfyui("--cpu")
-    row = describe(build(given.model, given.arguments), tensors(given.inputs))
+    model = build(given.model, given.arguments)
+    print(f"{describe(model, tensors(given.inputs))}\n")
+    left_out = warning(model)
+    if left_out:
+        print(f"{left_out}\n")
     print(
-        f"{row}\n\nPaste it into comfy_adapter/families/, give family and hidden states the names users know, and run"
+        "Paste the row into the tuple of its kind, in comfy_adapter/families/image.py, video.py or audio_and_shape.py."
     )
-    print("'nox -s families'. Add a tiny model to tests/rigs/tiny_families.py: the tests then run on the family.")
+    print("Give family and hidden states the names users know, and run 'nox -s families'. Add a tiny model to the tiny")
+    print("families in tests/rigs/: the tests then run on the family.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from .table import FAMILIES
 from .unsupported import UNSUPPORTED
 
 FEWEST_BLOCKS = 4
+FEWEST_OTHERS = 2
 SMALLEST_SHARE = 0.5
 GUESSED_WRAPPER = "apply_model"
 
@@ -59,6 +60,20 @@ def find_stack(diffusion_model: torch.nn.Module, families: Sequence[Family] = FA
     return BlockStack(family, tuple(blocks), StackLayout(tuple(segments)) if described else None)
 
 
+def lists_left_alone(diffusion_model: torch.nn.Module, family: Family) -> tuple[str, ...]:
+    """Return the paths of a model's other lists of blocks: those that hold none of the family's and lie in none."""
+    root = unwrapped(diffusion_model)
+    listed = [block_list.path for block_list in family.lists]
+    found: list[str] = []
+    for path, members in _lists_of_one_class(root):
+        inside = any(path == other or path.startswith(f"{other}.") for other in (*listed, *found))
+        around = any(known.startswith(f"{path}.") for known in listed)
+        # a list of bare layers, such as embeddings, is no list of blocks
+        if not inside and not around and len(members) >= FEWEST_OTHERS and any(members[0].children()):
+            found.append(path)
+    return tuple(found)
+
+
 def wrapper_of(diffusion_model: torch.nn.Module) -> str:
     """Return which of ComfyUI's wrappers the hooks go on in: every model passes APPLY_MODEL, most also the other."""
     family = family_of(diffusion_model)
@@ -80,9 +95,9 @@ def _guessed_family(root: torch.nn.Module) -> Family:
             " node for this model."
         )
     lists = [
-        (_bytes(module), path)
-        for path, module in root.named_modules()
-        if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict) and _are_blocks(_members(module))
+        (_bytes(root.get_submodule(path)), path)
+        for path, members in _lists_of_one_class(root)
+        if len(members) >= FEWEST_BLOCKS
     ]
     size, path = max(lists, key=lambda one: one[0], default=(0, ""))
     if not path or size < SMALLEST_SHARE * _bytes(root):
@@ -105,8 +120,13 @@ def _check_forwards(root: torch.nn.Module, blocks: Sequence[torch.nn.Module]) ->
             )
 
 
-def _are_blocks(members: Sequence[torch.nn.Module]) -> bool:
-    return len(members) >= FEWEST_BLOCKS and len({type(member) for member in members}) == 1
+def _lists_of_one_class(root: torch.nn.Module) -> Iterator[tuple[str, list[torch.nn.Module]]]:
+    """Yield path and members of every module list whose members are of one class, outer lists before inner ones."""
+    for path, module in root.named_modules():
+        if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+            members = _members(module)
+            if len({type(member) for member in members}) == 1:
+                yield path, members
 
 
 def _bytes(module: torch.nn.Module) -> int:

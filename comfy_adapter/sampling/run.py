@@ -17,7 +17,7 @@ from ...stack.call import CallResult
 from ...stack.layout import StackLayout
 from ...stack.outlook import Outlook, head_plan
 from ..attachments import attached
-from ..families.find import find_stack, unwrapped
+from ..families.find import find_stack, lists_left_alone, unwrapped
 from ..families.row import table_row, with_argument_names
 from ..streaming.shared_state import BuiltEngine, copies_of, timing_of
 from ..versions import comfyui_version, keeping_context
@@ -158,7 +158,11 @@ class SamplingRun:
                 layout = with_argument_names(layout, unwrapped(stack.blocks[0]))
                 self._open_session(layout)
                 row = table_row(stack.family, layout)
-                self._note_once(f"DBCache: no table describes this model; proven on this call: {row}", logging.INFO)
+                others = ", ".join(lists_left_alone(self._root, stack.family))
+                left = f"the blocks in {others} stay as they are; " if others else ""
+                self._note_once(
+                    f"DBCache: no table describes this model; {left}proven on this call: {row}", logging.INFO
+                )
             else:
                 self._unproven = f"not supported: {gate.why}"
                 self._note_once(f"DBCache: {gate.why} in this model, which no table describes. It is computed exactly.")

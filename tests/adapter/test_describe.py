@@ -8,15 +8,15 @@ import runpy
 
 import pytest
 import torch
-from pack.comfy_adapter.families.find import find_stack
+from pack.comfy_adapter.families.find import find_stack, lists_left_alone
 from pack.comfy_adapter.families.row import table_row, with_argument_names
 from pack.comfy_adapter.families.table import FAMILIES
 from pack.stack.layout import HiddenState, PlacedSegment, Segment, StackLayout
 from rigs import mock_comfy
 from rigs.mock_runs import cached, run_of, sample
-from rigs.toy_stacks import WanModel
+from rigs.toy_stacks import SHAPES, DoubleBlock, Flux, SingleBlock, WanModel
 
-from dev.describe import describe, tensors
+from dev.describe import describe, tensors, warning
 
 WIDTH = 4
 PREAMBLE = """\
@@ -195,3 +195,69 @@ def test_the_first_call_of_an_unknown_model_says_its_row_once(pasted, caplog):
     [state] = next(one for one in FAMILIES if one.name == "Wan").lists[0].segment.states
     assert family.classes == ("SomeonesWan",)
     assert family.lists[0].segment == Segment((dataclasses.replace(state, name="hidden"),))
+
+
+class SomeonesFlux(Flux):
+    """Flux's two lists under a name that no table has."""
+
+    doubles, singles = 0, 0
+
+    def make_blocks(self, generator):
+        self.double_blocks = torch.nn.ModuleList([DoubleBlock(generator) for _ in range(self.doubles)])
+        self.single_blocks = torch.nn.ModuleList([SingleBlock(generator) for _ in range(self.singles)])
+
+
+@pytest.mark.parametrize(
+    ("doubles", "singles", "proven", "other"),
+    [
+        (4, 12, "single_blocks", "double_blocks"),
+        (8, 4, "double_blocks", "single_blocks"),
+        (6, 6, "double_blocks", "single_blocks"),
+        (2, 8, "single_blocks", "double_blocks"),
+    ],
+)
+def test_a_second_list_of_blocks_is_named(doubles, singles, proven, other, pasted, monkeypatch):
+    monkeypatch.setattr(SomeonesFlux, "doubles", doubles)
+    monkeypatch.setattr(SomeonesFlux, "singles", singles)
+    base = SomeonesFlux(0, mock_comfy.wrap_diffusion_model)
+    warned = warning(base)
+    assert f"the blocks of {proven} only" in warned
+    assert f"Those of {other} would not be streamed" in warned
+    assert "conventions.py: doubles_and_singles" in warned
+    model = cached(mock_comfy.ModelPatcher(mock_comfy.BaseModel(base)))
+    sample(model)
+    [note] = [note for note in run_of(model)["notes"] if "no table describes this model" in note]
+    assert f"; the blocks in {other} stay as they are; proven on this call: " in note
+    assert [one.path for one in pasted(note.split("on this call: ")[1]).lists] == [proven]
+
+
+def test_a_model_with_one_list_is_printed_without_a_warning():
+    assert warning(model_of(ByPlace, place)) == ""
+    model = cached(mock_comfy.ModelPatcher(mock_comfy.BaseModel(SomeonesWan(0, mock_comfy.wrap_diffusion_model))))
+    sample(model)
+    assert not any("stay as they are" in note for note in run_of(model)["notes"])
+
+
+def test_only_lists_of_blocks_count_as_left_alone():
+    """Not those inside a block or around the known list, nor lists of bare layers or of one block."""
+
+    def blocks(count):
+        return torch.nn.ModuleList(ByPlace() for _ in range(count))
+
+    root = torch.nn.Module()
+    root.stages = torch.nn.ModuleList(torch.nn.Module() for _ in range(2))
+    for stage, count in zip(root.stages, (20, 4), strict=True):
+        stage.layers = blocks(count)
+    root.stages[0].layers[0].experts = blocks(4)
+    root.stages[1].layers[0].experts = blocks(4)
+    root.embedders = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+    root.last = blocks(1)
+    family = find_stack(root, families=()).family
+    assert [one.path for one in family.lists] == ["stages.0.layers"]
+    assert lists_left_alone(root, family) == ("stages.1.layers",)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_known_families_lists_are_all_their_own(shape):
+    model = SHAPES[shape](0, mock_comfy.wrap_diffusion_model)
+    assert lists_left_alone(model, find_stack(model).family) == ()

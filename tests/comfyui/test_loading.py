@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from pack.comfy_adapter.streaming.settings import RESIDENCY_POLICIES
 from pack.dbcache.calibrators import CALIBRATORS
 from rigs import tiny_sizes
 from rigs.real_comfy import WAN, build, sample
@@ -22,7 +23,7 @@ OFFLOAD_INPUTS = [
     ("engine", ["auto", "layerwise", "comfyui"], "auto"),
     ("resident_blocks", "INT", -1),
     ("vram_budget_gb", "FLOAT", 0.0),
-    ("residency_policy", ["auto", "leading", "strided", "cache_aware"], "auto"),
+    ("residency_policy", list(RESIDENCY_POLICIES), "auto"),
     ("prefetch_blocks", "INT", -1),
     ("pin_memory", ["auto", "on", "off"], "auto"),
     ("lora", ["auto", "bake", "on_the_fly"], "auto"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import comfy.model_management
 import pytest
 import torch
+from pack.comfy_adapter.streaming.settings import RESIDENCY_POLICIES
 from rigs.real_comfy import FAMILIES, FLUX, STEPS, WAN, blocks_of, build, sample, weights_at_rest
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -53,7 +54,7 @@ def test_bytes_and_slots_for_any_prefetch(offload, report, family, prefetch):
 
 
 @each_family
-@pytest.mark.parametrize("policy", ["auto", "leading", "strided", "cache_aware"])
+@pytest.mark.parametrize("policy", RESIDENCY_POLICIES)
 def test_identical_with_any_policy(offload, report, family, policy):
     plain = build(family)
     expected = sample(plain, family)

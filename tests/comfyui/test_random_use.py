@@ -8,6 +8,7 @@ import random
 import comfy.model_management
 import pytest
 import torch
+from pack.comfy_adapter.streaming.settings import RESIDENCY_POLICIES
 from rigs.real_comfy import FLUX, FORCED, WAN, build, lora, sample, weights_at_rest, with_lora
 
 STEPS = 6
@@ -48,7 +49,7 @@ class Session:
             settings = {
                 "resident_blocks": self.random.choice([-1, 0, 2, 5, 100]),
                 "prefetch_blocks": self.random.choice([0, 1, 3, 16]),
-                "residency_policy": self.random.choice(["auto", "leading", "strided", "cache_aware"]),
+                "residency_policy": self.random.choice(RESIDENCY_POLICIES),
                 "lora": self.random.choice(["auto", "bake"]),
             }
             self.models.append((self.offload(model, **settings), patches, cached))
